@@ -1,0 +1,102 @@
+"""Options of the actors. No heavy imports here: a recipe is checked without torch, vLLM or Monarch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, List
+
+from rlmesh.schema import option
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass
+class EngineConfig:
+    """vLLM's engine."""
+
+    dtype: str = option("float32", "numeric type of weights and activations", choices=DTYPES)
+    enforce_eager: bool = option(True, "run without compiled graphs (always so on CPU)")
+    max_num_seqs: int = option(256, "sequences that the engine decodes at the same time", ge=1)
+    max_num_batched_tokens: int = option(8192, "tokens that one forward pass of the engine may hold", ge=1)
+    kv_cache_gib: float = option(0.5, "memory for the KV cache on CPU, in GiB", gt=0)
+    gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that the engine may take", gt=0, le=1)
+    prefix_caching: bool = option(False, "reuse the KV cache of shared prompt prefixes; emptied at each weight update")
+    block_size: int = option(32, "tokens in one block of the KV cache", choices=(16, 32, 64, 128))
+
+
+@dataclass
+class PolicyServerConfig:
+    """PolicyServer: samples completions with vLLM."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    start_timeout_s: float = option(300.0, "limit for the engine to be ready, in seconds", gt=0)
+    request_timeout_s: float = option(600.0, "limit for one request, in seconds", gt=0)
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW."""
+
+    lr: Any = option(1e-3, "learning rate", gt=0, schedule=True)
+    betas: List[float] = option(factory=lambda: [0.9, 0.95], doc="decay of the two moments", ge=0, lt=1)
+    eps: float = option(1e-8, "added to the denominator", gt=0)
+    weight_decay: float = option(0.0, "decoupled weight decay", ge=0)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm", gt=0)
+
+
+@dataclass
+class ParallelismConfig:
+    """How the trainer's ranks share the model; their product is the number of trainer procs."""
+
+    data_parallel_replicate: int = option(1, "replicas of the model (HSDP, DDP)", ge=1)
+    data_parallel_shard: int = option(1, "ranks that share one copy of the model (FSDP2)", ge=1)
+    tensor_parallel: int = option(1, "ranks that share each layer", ge=1)
+
+    @property
+    def world_size(self) -> int:
+        return self.data_parallel_replicate * self.data_parallel_shard * self.tensor_parallel
+
+
+@dataclass
+class TrainerConfig:
+    """TitanTrainer: torchtitan's model, parallelism, optimizer and checkpoints."""
+
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    dtype: str = option(
+        "float32", "numeric type of the forward and backward pass (weights stay float32)", choices=DTYPES
+    )
+    pack_length: int = option(256, "tokens in one packed row; must hold the longest sample", ge=2)
+    rows_per_micro_batch: int = option(64, "packed rows in one forward and backward pass", ge=1)
+    activation_checkpoint: str = option(
+        "none", "recompute activations in the backward pass", choices=("none", "selective", "full")
+    )
+    start_timeout_s: float = option(300.0, "limit for the trainer to be ready, in seconds", gt=0)
+    step_timeout_s: float = option(1800.0, "limit for one call to the trainer, in seconds", gt=0)
+
+
+@dataclass
+class ReferenceModelConfig:
+    """ReferenceModel: the trainer's model code, frozen; started only when the loss has a KL term."""
+
+    dtype: str = option("float32", "numeric type of the forward pass", choices=DTYPES)
+    rows_per_micro_batch: int = option(64, "packed rows in one forward pass", ge=1)
+
+
+@dataclass
+class ReplayBufferConfig:
+    """ReplayBuffer: groups wait here for the trainer."""
+
+    max_policy_age: int = option(
+        1, "no token older than this many versions is trained on (0: strictly on-policy)", ge=0
+    )
+    take_timeout_s: float = option(600.0, "limit for a step's groups to arrive, in seconds", gt=0)
+
+
+@dataclass
+class RewardConfig:
+    """RewardActor: scores finished episodes."""
+
+    function: str = option("rlmesh.rewards.episode_return", "import path of the reward function")
+    args: dict[str, Any] = option(factory=dict, doc="its keyword arguments")
+    timeout_s: float = option(60.0, "limit for one episode's reward, in seconds", gt=0)

@@ -1,0 +1,17 @@
+"""Options of the metrics. No heavy imports here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlmesh.schema import option
+
+
+@dataclass
+class MetricsConfig:
+    """Where a step's metrics go."""
+
+    console: bool = option(True, "one line a step")
+    jsonl: bool = option(True, "`metrics.jsonl` in the run directory")
+    tensorboard: bool = option(True, "`tensorboard/` in the run directory")
+    rollouts_every: int = option(1, "steps between two files of episodes in `rollouts/` (0: none)", ge=0)
