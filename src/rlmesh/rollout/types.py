@@ -96,7 +96,7 @@ class Task:
     index: int
     group_size: int
     seed: int  # fans out to the episodes' hidden randomness and to sampling
-    deal_seed: int  # what the episodes of the group share
+    shared_seed: int  # what the episodes of the group share: the task itself
 
 
 @dataclass(slots=True)

@@ -1,0 +1,103 @@
+"""RolloutWorker: plays the episodes of a group and hands the scored group to the buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from monarch.actor import Actor, concurrent_endpoint
+
+from rlmesh.envs.config import EnvConfig
+from rlmesh.envs.pool import EnvFailure, EnvPool
+from rlmesh.mesh.service import Service
+from rlmesh.metrics import Metrics
+from rlmesh.rollout.config import RolloutConfig
+from rlmesh.rollout.driver import play
+from rlmesh.rollout.render import Renderer
+from rlmesh.rollout.types import Completion, Episode, GenerateRequest, Group, Task
+from rlmesh.seeds import fan_out
+
+
+class RolloutWorker(Actor):
+    """Plays groups of episodes between a PolicyServer and environment servers.
+
+    Invariant: an episode that its environment lost is played again from its start, at most `env.retries` times, and is
+    then returned unscored: a failure of the infrastructure never becomes a reward.
+
+    >>> worker = proc_mesh.spawn("rollout", RolloutWorker, recipe.rollout, recipe.env, model_path, max_length,
+    ...                          policy, reward)                                        # doctest: +SKIP
+    >>> await worker.setup.call_one(["ws://127.0.0.1:8000"])
+    >>> group = await worker.run_group.call_one(Task(step=0, index=0, group_size=8, seed=1, shared_seed=2))
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        env: EnvConfig,
+        model_path: str,
+        max_length: int,
+        policy: Service,
+        reward: Service,
+    ):
+        self._config, self._env = config, env
+        self._model_path, self._max_length = model_path, max_length
+        self._policy, self._reward = policy, reward
+
+    @concurrent_endpoint
+    async def setup(self, env_urls: list[str]) -> None:
+        """Load the tokenizer and open the pools of the environment servers."""
+        self._renderer = Renderer(self._model_path, self._config.system_prompt)
+        self._pools = [EnvPool(url, self._env) for url in env_urls]
+        for pool in self._pools:
+            await pool.__aenter__()
+
+    @concurrent_endpoint
+    async def run_group(self, task: Task) -> tuple[Group, Metrics]:
+        """Play and score the task's episodes, all at the same time."""
+        metrics = Metrics()
+        async with asyncio.TaskGroup() as episodes:
+            played = [episodes.create_task(self._episode(task, index, metrics)) for index in range(task.group_size)]
+        group = Group(task, [episode.result() for episode in played])
+        started = time.perf_counter()
+        rewards = await self._reward.score(group.episodes)
+        metrics.record("time/reward", time.perf_counter() - started, "max")
+        for episode, reward in zip(group.episodes, rewards, strict=True):
+            episode.reward = reward
+        return group, metrics
+
+    async def _episode(self, task: Task, index: int, metrics: Metrics) -> Episode:
+        for attempt in range(self._env.retries + 1):
+            # Another server at each attempt: the one that lost the episode may be the one that is ill.
+            pool = self._pools[(task.index + index + attempt) % len(self._pools)]
+            try:
+                async with pool.lease() as session:
+                    return await play(
+                        session,
+                        self._reset_args(task, index),
+                        self._generate,
+                        self._renderer,
+                        self._config,
+                        self._max_length,
+                        index,
+                        seed=fan_out(task.seed, "sample", index),
+                    )
+            except EnvFailure as failure:
+                metrics.record(f"errors/{failure.outcome}", 1, "sum")
+                outcome = failure.outcome
+        return Episode(id="", index=index, outcome=outcome)
+
+    def _reset_args(self, task: Task, index: int) -> dict:
+        own = fan_out(task.seed, "env", index)
+        if self._env.group_seed:
+            return {**self._env.args, "seed": own, self._env.group_seed: task.shared_seed}
+        return {**self._env.args, "seed": task.shared_seed}
+
+    async def _generate(self, request: GenerateRequest) -> Completion:
+        [[completion]] = await self._policy.generate([request])
+        return completion
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """Close the pools' connections."""
+        for pool in self._pools:
+            await pool.__aexit__(None, None, None)

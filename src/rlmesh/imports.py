@@ -1,0 +1,21 @@
+"""Anything swappable in a recipe is an import path: `my_package.my_module.my_function`."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from rlmesh.errors import RecipeError
+
+
+def import_path(path: str, key: str) -> Callable:
+    """The object at a dotted path; `key` is the recipe's key that names it, for the error."""
+    module_name, _, name = path.rpartition(".")
+    if not module_name:
+        raise RecipeError(f"{key}: '{path}' is not an import path such as my_package.my_module.my_function")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise RecipeError(f"{key}: cannot import '{path}': there is no module '{error.name}'") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise RecipeError(f"{key}: module '{module_name}' has no '{name}'") from None
