@@ -45,7 +45,9 @@ class RewardActor(Actor):
                 if inspect.isawaitable(value):
                     value = await value
         except TimeoutError:
-            raise ActorFailure(f"{name} took longer than {self._config.timeout_s:g} s on episode {episode.id}") from None
+            raise ActorFailure(
+                f"{name} took longer than {self._config.timeout_s:g} s on episode {episode.id}"
+            ) from None
         except Exception as error:
             raise ActorFailure(f"{name} failed on episode {episode.id}: {type(error).__name__}: {error}") from error
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from monarch.actor import Actor, concurrent_endpoint
@@ -16,6 +15,7 @@ from rlmesh.rollout.driver import play
 from rlmesh.rollout.render import Renderer
 from rlmesh.rollout.types import Completion, Episode, GenerateRequest, Group, Task
 from rlmesh.seeds import fan_out
+from rlmesh.tasks import together
 
 
 class RolloutWorker(Actor):
@@ -55,9 +55,7 @@ class RolloutWorker(Actor):
     async def run_group(self, task: Task) -> tuple[Group, Metrics]:
         """Play and score the task's episodes, all at the same time."""
         metrics = Metrics()
-        async with asyncio.TaskGroup() as episodes:
-            played = [episodes.create_task(self._episode(task, index, metrics)) for index in range(task.group_size)]
-        group = Group(task, [episode.result() for episode in played])
+        group = Group(task, await together(*[self._episode(task, index, metrics) for index in range(task.group_size)]))
         started = time.perf_counter()
         rewards = await self._reward.score(group.episodes)
         metrics.record("time/reward", time.perf_counter() - started, "max")

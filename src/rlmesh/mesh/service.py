@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from monarch.actor import ActorError, ActorMesh
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+from monarch._src.actor.actor_mesh import ActorMesh
+from monarch.actor import ActorError
 
 from rlmesh.errors import ActorFailure, RLMeshError
+from rlmesh.tasks import together
 
 
 class Service:
@@ -41,7 +44,7 @@ class Service:
     async def each(self, endpoint: str, *args, **kwargs) -> list[Any]:
         """Call every replica at the same time."""
         replicas = range(len(self._replicas))
-        return list(await asyncio.gather(*[self._call(replica, endpoint, args, kwargs) for replica in replicas]))
+        return await together(*[self._call(replica, endpoint, args, kwargs) for replica in replicas])
 
     async def _call(self, replica: int, endpoint: str, args, kwargs) -> Any:
         where = f"{self._name}[{replica}].{endpoint}"
@@ -56,5 +59,7 @@ class Service:
             cause = error.exception
             text = str(cause) if isinstance(cause, RLMeshError) else f"{type(cause).__name__}: {cause}"
             raise ActorFailure(f"{where} failed: {text}") from error
+        except SupervisionError as error:
+            raise ActorFailure(f"{where}: the process of {self._name}[{replica}] died: {error}") from error
         finally:
             self._pending[replica] -= 1

@@ -43,7 +43,9 @@ def episode_samples(episode: Episode) -> Iterator[Sample]:
             sample = Sample()
             sample.extend(turn.prompt, None)
         if len(turn.completion.logprobs) != len(turn.completion.tokens):
-            raise ValueError(f"episode {episode.id}: {len(turn.completion.tokens)} tokens, {len(turn.completion.logprobs)} logprobs")
+            raise ValueError(
+                f"episode {episode.id}: {len(turn.completion.tokens)} tokens, {len(turn.completion.logprobs)} logprobs"
+            )
         sample.extend(turn.completion.tokens, turn.completion.logprobs)
     if sample.tokens:
         yield sample
@@ -67,7 +69,9 @@ def collate(groups: Iterable[Group]) -> Batch:
             for sample in episode_samples(episode):
                 samples.append(sample)
                 advantages.append(np.where(sample.loss_mask, episode.advantage, 0.0))
-    return Batch.from_samples([s.tokens for s in samples], [s.loss_mask for s in samples], [s.logprobs for s in samples], advantages)
+    return Batch.from_samples(
+        [s.tokens for s in samples], [s.loss_mask for s in samples], [s.logprobs for s in samples], advantages
+    )
 
 
 def supervised(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:

@@ -30,7 +30,9 @@ class Renderer:
 
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         if self.tokenizer.chat_template is None:
-            raise RecipeError(f"model.source: the tokenizer in {model_path} has no chat template, which prompts are made with")
+            raise RecipeError(
+                f"model.source: the tokenizer in {model_path} has no chat template, which prompts are made with"
+            )
         self.eos_token_ids = eos_token_ids(model_path)
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
 

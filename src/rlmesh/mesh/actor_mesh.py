@@ -1,0 +1,171 @@
+"""ActorMesh: a recipe's actors, running and wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from monarch.actor import Actor
+from monarch.spmd import setup_torch_elastic_env_async
+
+from rlmesh.actors.env_host import EnvHost
+from rlmesh.actors.launch import launch_environment
+from rlmesh.actors.policy_server import PolicyServer
+from rlmesh.actors.reference_model import ReferenceModel
+from rlmesh.actors.replay_buffer import ReplayBuffer
+from rlmesh.actors.reward_actor import RewardActor
+from rlmesh.actors.rollout_worker import RolloutWorker
+from rlmesh.actors.titan_trainer import TitanTrainer
+from rlmesh.errors import ActorFailure
+from rlmesh.mesh.plan import plan_placement
+from rlmesh.mesh.procs import Hosts
+from rlmesh.mesh.service import Service
+from rlmesh.models.source import resolve_model
+from rlmesh.recipe import Recipe
+from rlmesh.tasks import together
+from rlmesh.weights import WeightStore
+
+log = logging.getLogger(__name__)
+_CLOSE_LIMIT_S = 10.0
+
+Waiting = Callable[[str], AbstractContextManager]
+
+
+class ActorMesh:
+    """The recipe's job, host meshes, proc meshes and actors, from start to stop.
+
+    `policy`, `trainer`, `ref_model` (None when the loss has no KL term), `replay_buffer`, `reward` and `rollout` are
+    `Service` handles: `await mesh.trainer.optim_step(lr=1e-3)` calls the actor's endpoint. What can start at the same
+    time does; stopping goes the other way round, also when a start failed half-way, and leaves nothing running.
+
+    >>> async with ActorMesh(recipe) as mesh:                       # doctest: +SKIP
+    ...     group = await mesh.rollout.run_group(task)
+
+    Raises: RecipeError before anything starts, ActorFailure when an actor cannot start.
+    """
+
+    policy: Service
+    trainer: Service
+    ref_model: Service | None
+    replay_buffer: Service
+    reward: Service
+    rollout: Service
+
+    def __init__(self, recipe: Recipe, waiting: Waiting = lambda what: nullcontext()):
+        self.recipe, self._waiting = recipe, waiting
+        self.start_s: dict[str, float] = {}  # seconds that each part took to be ready
+        self._directory = Path(recipe.run.dir)
+        self._log_dir = self._directory / "logs"
+
+    async def __aenter__(self) -> ActorMesh:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *error) -> None:
+        await self.stop()
+
+    async def _start(self) -> None:
+        recipe = self.recipe
+        self._plan = plan_placement(recipe.placement, self._actors())
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self.model_path = str(resolve_model(recipe.model, self._directory / "model", recipe.run.seed))
+        self._hosts = Hosts(recipe.placement)
+        self._spawn_actors()
+        self.store = await self._ready("weight store (TorchStore)", WeightStore.start(recipe.weights))
+        await together(
+            self._ready("policy server (vLLM)", self.policy.each("setup", self.store)),
+            self._ready("trainer (torchtitan)", self._setup_trainer()),
+            self._ready("environment and rollout workers", self._setup_rollout()),
+            *([self._ready("reference model", self.ref_model.each("setup", self.store))] if self.ref_model else []),
+        )
+
+    def _actors(self) -> list[str]:
+        """The actors that the recipe needs, by their names in `placement.actors`."""
+        actors = ["policy", "trainer", "replay_buffer", "reward", "rollout"]
+        if self.recipe.algorithm.kl_coef != 0:
+            actors.append("ref_model")
+        if not self.recipe.env.url:
+            actors.append("env")
+        return actors
+
+    def _spawn_actors(self) -> None:
+        """Start every proc and actor; Monarch does so in the background, the setups wait for it."""
+        recipe, model, temperature = self.recipe, self.model_path, self.recipe.rollout.temperature
+        policy_env = launch_environment(recipe.policy, recipe.placement.actors.policy.threads)
+        policy_args = (recipe.policy, model, recipe.model.max_length, temperature, recipe.weights.pause)
+        self.policy = self._spawn(
+            "policy", PolicyServer, *policy_args, limit_s=recipe.policy.request_timeout_s, env=policy_env
+        )
+        step_limit_s = recipe.trainer.step_timeout_s
+        self.trainer = self._spawn(
+            "trainer", TitanTrainer, recipe.trainer, model, recipe.run.seed, temperature, limit_s=step_limit_s
+        )
+        self.ref_model = None
+        if "ref_model" in self._plan:
+            self.ref_model = self._spawn(
+                "ref_model", ReferenceModel, recipe.ref_model, model, temperature, limit_s=step_limit_s
+            )
+        take_limit_s = recipe.replay_buffer.take_timeout_s
+        # The buffer's own limit names the groups that are missing: let it speak first.
+        self.replay_buffer = self._spawn("replay_buffer", ReplayBuffer, recipe.replay_buffer, limit_s=take_limit_s + 10)
+        reward_limit_s = recipe.reward.timeout_s * recipe.rollout.group_size + 10
+        self.reward = self._spawn("reward", RewardActor, recipe.reward, limit_s=reward_limit_s)
+        rollout_args = (recipe.rollout, recipe.env, model, recipe.model.max_length, self.policy, self.reward)
+        self.rollout = self._spawn("rollout", RolloutWorker, *rollout_args, limit_s=take_limit_s)
+        self._env = None
+        if "env" in self._plan:
+            log_dir = str(self._log_dir.resolve())
+            self._env = self._spawn("env", EnvHost, recipe.env, log_dir, limit_s=recipe.env.start_timeout_s + 10)
+
+    def _spawn(self, actor: str, cls: type[Actor], *args, limit_s: float, env: dict[str, str] | None = None) -> Service:
+        """One Monarch actor mesh per replica, and the handle to them."""
+        placement = getattr(self.recipe.placement.actors, actor)
+        launch = {"OMP_NUM_THREADS": str(placement.threads), "TOKENIZERS_PARALLELISM": "false", **(env or {})}
+        replicas = []
+        for index, plan in enumerate(self._plan[actor]):
+            name = f"{actor}_{index}"
+            procs = self._hosts.spawn(name, placement.hosts, plan, launch, self._log_dir)
+            replicas.append(procs.spawn(name, cls, *args))
+        return Service(cls.__name__, replicas, limit_s)
+
+    async def _setup_trainer(self) -> None:
+        await setup_torch_elastic_env_async(self._hosts.procs["trainer_0"])
+        await self.trainer.each("setup", self.store)
+
+    async def _setup_rollout(self) -> None:
+        urls = await self._env.each("start") if self._env else [self.recipe.env.url]
+        await self.rollout.each("setup", urls)
+
+    async def _ready(self, what: str, start: Awaitable) -> Any:
+        began = time.monotonic()
+        with self._waiting(what):
+            answer = await start
+        self.start_s[what] = time.monotonic() - began
+        return answer
+
+    async def stop(self) -> None:
+        """Close the actors in the order in which they depend on each other, then their procs and hosts."""
+        for service in ("rollout", "_env", "policy", "ref_model", "trainer"):
+            if handle := getattr(self, service, None):
+                await self._close(handle)
+        if store := getattr(self, "store", None):
+            await store.stop()
+        if hosts := getattr(self, "_hosts", None):
+            await hosts.stop()
+
+    async def _close(self, handle: Service) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_LIMIT_S):
+                await handle.each("close")
+        except (ActorFailure, TimeoutError) as error:
+            # A dead or stuck actor must not keep the others from closing; its procs are stopped below in any case.
+            log.warning("while stopping: %s", error)

@@ -1,0 +1,76 @@
+"""Monarch's side of a placement: job -> host meshes -> proc meshes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+from monarch._src.job.process import ProcessJob  # not exported by monarch.job in 0.7.0
+from monarch.actor import HostMesh, ProcMesh, default_bootstrap_cmd
+from monarch.job import LocalJob
+
+from rlmesh.mesh.config import PlacementConfig
+from rlmesh.mesh.plan import ReplicaPlan
+
+
+class Hosts:
+    """The host meshes of a placement, by name.
+
+    >>> hosts = Hosts(PlacementConfig())              # doctest: +SKIP
+    >>> procs = hosts.spawn("policy", "local", plan, {"OMP_NUM_THREADS": "1"}, Path("logs"))
+    >>> await hosts.stop()
+    """
+
+    def __init__(self, placement: PlacementConfig):
+        if placement.job == "local":
+            self._job = LocalJob(list(placement.hosts))
+        else:
+            self._job = ProcessJob({name: hosts.count for name, hosts in placement.hosts.items()})
+        state = self._job.state(cached_path=None)
+        self._meshes: dict[str, HostMesh] = {name: getattr(state, name) for name in placement.hosts}
+        self.procs: dict[str, ProcMesh] = {}  # by the replica's name
+
+    def spawn(self, name: str, mesh: str, plan: ReplicaPlan, env: dict[str, str], log_dir: Path) -> ProcMesh:
+        """Start the procs of one replica; `env` is their launch environment, their output goes to `log_dir/name.log`."""
+        hosts = self._meshes[mesh]
+        if "hosts" in hosts.sizes and len(plan.hosts) < hosts.sizes["hosts"]:
+            hosts = hosts.slice(hosts=slice(plan.hosts[0], plan.hosts[-1] + 1))
+        gpus = [proc for host in plan.gpus for proc in host]
+
+        def command(point):
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus[point.rank]))}
+            return default_bootstrap_cmd().with_env({**env, **visible})
+
+        enter = functools.partial(_enter_proc, name, str(log_dir.resolve()))
+        procs = hosts.spawn_procs({"procs": plan.procs_per_host}, bootstrap=enter, name=name, bootstrap_command=command)
+        self.procs[name] = procs
+        return procs
+
+    async def stop(self) -> None:
+        """Stop the procs, the last first, and then the job's hosts."""
+        while self.procs:
+            await self.procs.popitem()[1].stop()
+        if isinstance(self._job, ProcessJob):
+            for hosts in self._meshes.values():
+                await hosts.shutdown()
+            self._job.kill()
+
+
+def _enter_proc(name: str, log_dir: str) -> None:
+    """The first thing that a proc does."""
+    import signal
+
+    from setproctitle import setproctitle
+
+    setproctitle(f"rlmesh:{name}")
+    # The proc's own output and that of every process it starts goes to its log, whatever writes it.
+    log = os.open(Path(log_dir) / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # vLLM imports readline, which asks the terminal about itself; in the background that is answered by a stop signal.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
