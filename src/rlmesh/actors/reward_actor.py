@@ -21,13 +21,18 @@ class RewardActor(Actor):
     mistaken for a reward of 0. Episodes whose environment failed are not scored at all: their reward is None.
 
     >>> reward = proc_mesh.spawn("reward", RewardActor, RewardConfig())   # doctest: +SKIP
+    >>> await reward.setup.call_one()
     >>> await reward.score.call_one([episode])
     [-1.0]
     """
 
     def __init__(self, config: RewardConfig):
         self._config = config
-        self._function = import_path(config.function, "reward.function")
+
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        """Import the function. Raises: RecipeError naming `reward.function`."""
+        self._function = import_path(self._config.function, "reward.function")
 
     @concurrent_endpoint
     async def score(self, episodes: list[Episode]) -> list[float | None]:

@@ -63,6 +63,13 @@ class RolloutWorker(Actor):
             episode.reward = reward
         return group, metrics
 
+    @concurrent_endpoint
+    async def render(self, observations: list[str], answers: list[str]) -> tuple[list[list[int]], list[list[int]]]:
+        """Tokens of each observation as the first prompt of an episode, and of each answer with its end of sequence."""
+        prompts = {text: self._renderer.first_prompt(text) for text in set(observations)}
+        completions = {text: self._renderer.answer(text) for text in set(answers)}
+        return [prompts[text] for text in observations], [completions[text] for text in answers]
+
     async def _episode(self, task: Task, index: int, metrics: Metrics) -> Episode:
         for attempt in range(self._env.retries + 1):
             # Another server at each attempt: the one that lost the episode may be the one that is ill.

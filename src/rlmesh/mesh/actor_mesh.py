@@ -81,6 +81,7 @@ class ActorMesh:
         self._hosts = Hosts(recipe.placement)
         self._spawn_actors()
         self.store = await self._ready("weight store (TorchStore)", WeightStore.start(recipe.weights))
+        await self.reward.each("setup")
         await together(
             self._ready("policy server (vLLM)", self.policy.each("setup", self.store)),
             self._ready("trainer (torchtitan)", self._setup_trainer()),

@@ -14,6 +14,9 @@ from monarch.job import LocalJob
 from rlmesh.mesh.config import PlacementConfig
 from rlmesh.mesh.plan import ReplicaPlan
 
+# What the controller can import, a proc can: a reward may live in a script's own folder.
+_IMPORTABLE = os.pathsep.join(path for path in sys.path if path)
+
 
 class Hosts:
     """The host meshes of a placement, by name.
@@ -41,7 +44,7 @@ class Hosts:
 
         def command(point):
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus[point.rank]))}
-            return default_bootstrap_cmd().with_env({**env, **visible})
+            return default_bootstrap_cmd().with_env({"PYTHONPATH": _IMPORTABLE, **env, **visible})
 
         enter = functools.partial(_enter_proc, name, str(log_dir.resolve()))
         procs = hosts.spawn_procs({"procs": plan.procs_per_host}, bootstrap=enter, name=name, bootstrap_command=command)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlmesh.errors import RLMeshError
 from rlmesh.rollout.batch import Batch
 from rlmesh.rollout.types import Episode, Group
 
@@ -67,11 +68,14 @@ def collate(groups: Iterable[Group]) -> Batch:
             if episode.advantage is None:
                 continue
             for sample in episode_samples(episode):
+                if not any(sample.loss_mask):  # nothing was sampled: there is no token to carry the advantage
+                    continue
                 samples.append(sample)
                 advantages.append(np.where(sample.loss_mask, episode.advantage, 0.0))
-    return Batch.from_samples(
-        [s.tokens for s in samples], [s.loss_mask for s in samples], [s.logprobs for s in samples], advantages
-    )
+    if not samples:
+        raise RLMeshError("rollout: none of the step's episodes could be scored, there is nothing to train on")
+    tokens, masks, logprobs = ([getattr(s, name) for s in samples] for name in ("tokens", "loss_mask", "logprobs"))
+    return Batch.from_samples(tokens, masks, logprobs, advantages)
 
 
 def supervised(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:

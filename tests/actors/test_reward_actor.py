@@ -1,0 +1,65 @@
+import pytest
+from episodes import group
+
+from rlmesh.actors.config import RewardConfig
+from rlmesh.actors.reward_actor import RewardActor
+from rlmesh.errors import ActorFailure
+from rlmesh.mesh.service import Service
+from rlmesh.rollout.types import Outcome
+
+
+@pytest.fixture
+def scorer(proc, request):
+    async def make(function, **options):
+        actor = proc.spawn(f"reward_{request.node.name}", RewardActor, RewardConfig(function=function, **options))
+        service = Service("RewardActor", [actor], limit_s=20)
+        await service.setup()
+        return service
+
+    return make
+
+
+async def test_a_function_by_import_path_with_its_arguments(scorer):
+    reward = await scorer("reward_functions.longer_is_better", args={"bonus": 0.25})
+    assert await reward.score(group([None, None]).episodes) == [1.25, 1.25]
+
+
+async def test_an_async_function(scorer):
+    assert await (await scorer("reward_functions.asynchronous")).score(group([None]).episodes) == [0.5]
+
+
+async def test_the_default_is_the_environments_return(scorer):
+    episodes = group([None]).episodes
+    episodes[0].turns[0].reward = -1.0
+    assert await (await scorer("rlmesh.rewards.episode_return")).score(episodes) == [-1.0]
+
+
+async def test_a_lost_episode_is_not_scored(scorer):
+    episodes = group([None, None]).episodes
+    episodes[1].outcome = Outcome.TIMEOUT
+    assert await (await scorer("reward_functions.asynchronous")).score(episodes) == [0.5, None]
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        ("reward_functions.returns_none", "returned None for episode 0-0, where a finite number is needed"),
+        ("reward_functions.returns_nan", "returned nan for episode 0-0"),
+        ("reward_functions.raises", "failed on episode 0-0: KeyError: 'total'"),
+    ],
+)
+async def test_a_bad_reward_names_the_function_and_the_episode(scorer, function, message):
+    with pytest.raises(ActorFailure, match=rf"RewardActor\[0\].score failed: reward.function: {function} {message}"):
+        await (await scorer(function)).score(group([None]).episodes)
+
+
+async def test_a_slow_reward_is_not_waited_for(scorer):
+    with pytest.raises(ActorFailure, match=r"reward_functions\.slow took longer than 0.2 s on episode 0-0"):
+        await (await scorer("reward_functions.slow", timeout_s=0.2)).score(group([None]).episodes)
+
+
+async def test_a_function_that_does_not_import_names_the_key(scorer):
+    with pytest.raises(
+        ActorFailure, match=r"reward\.function: cannot import 'no_such_module\.f': there is no module 'no_such_module'"
+    ):
+        await scorer("no_such_module.f")

@@ -1,0 +1,47 @@
+import pytest
+
+from rlmesh.errors import RecipeError
+from rlmesh.mesh.config import ActorPlacement, ActorsConfig, HostsConfig, PlacementConfig
+from rlmesh.mesh.plan import plan_placement
+
+
+def placement(hosts, **actors):
+    return PlacementConfig(job="process", hosts=hosts, actors=ActorsConfig(**actors))
+
+
+def test_gpus_are_given_once():
+    plan = plan_placement(
+        placement(
+            {"gpu": HostsConfig(count=1, gpus=4)},
+            policy=ActorPlacement(hosts="gpu", replicas=2, gpus=1),
+            trainer=ActorPlacement(hosts="gpu", procs=2, gpus=1),
+        ),
+        ["policy", "trainer"],
+    )
+    assert [replica.gpus for replica in plan["policy"]] == [(((0,),),), (((1,),),)]
+    assert plan["trainer"][0].gpus == (((2,), (3,)),)
+
+
+def test_more_gpus_than_the_hosts_have_are_refused():
+    config = placement({"gpu": HostsConfig(count=2, gpus=1)}, policy=ActorPlacement(hosts="gpu", replicas=3, gpus=1))
+    with pytest.raises(RecipeError, match=r"placement.actors.policy.gpus: host 0 of 'gpu' would need 2 GPUs and has 1"):
+        plan_placement(config, ["policy"])
+
+
+def test_an_unknown_host_mesh_is_named():
+    config = placement({"cpu": HostsConfig()}, policy=ActorPlacement(hosts="gpu"))
+    with pytest.raises(RecipeError, match=r"placement.actors.policy.hosts: there is no host mesh 'gpu' .*\(cpu\)"):
+        plan_placement(config, ["policy"])
+
+
+def test_one_replica_spreads_over_its_hosts():
+    config = placement({"gpu": HostsConfig(count=2, gpus=8)}, trainer=ActorPlacement(hosts="gpu", procs=16, gpus=1))
+    [replica] = plan_placement(config, ["trainer"])["trainer"]
+    assert replica.hosts == (0, 1)
+    assert replica.procs_per_host == 8
+    assert replica.gpus[1][7] == (7,)
+
+
+def test_replicas_take_the_hosts_in_turn():
+    config = placement({"cpu": HostsConfig(count=2)}, rollout=ActorPlacement(hosts="cpu", replicas=3))
+    assert [replica.hosts for replica in plan_placement(config, ["rollout"])["rollout"]] == [(0,), (1,), (0,)]

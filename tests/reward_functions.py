@@ -1,0 +1,27 @@
+"""Reward functions as users write them, good and bad."""
+
+import asyncio
+
+
+def longer_is_better(episode, bonus=0.0):
+    return len(episode.turns) + bonus
+
+
+async def slow(episode):
+    await asyncio.sleep(60)
+
+
+async def asynchronous(episode):
+    return 0.5
+
+
+def returns_none(episode):
+    return None
+
+
+def returns_nan(episode):
+    return float("nan")
+
+
+def raises(episode):
+    raise KeyError("total")
