@@ -17,7 +17,10 @@ class EnvConfig:
     args: dict[str, Any] = option(
         factory=dict, doc="what the environment gets at each reset beside its seeds (for BlackJack: `rules`)"
     )
-    group_seed: str = option("deal_seed", "reset argument for the seed that a group shares, beside each episode's own `seed`; empty: the group shares `seed`")
+    group_seed: str = option(
+        "deal_seed",
+        "reset argument for the seed that a group shares, beside each episode's own `seed`; empty: the group shares `seed`",
+    )
     sessions: int = option(64, "episodes that one server holds at the same time", ge=1)
     start_timeout_s: float = option(60.0, "limit for a server to answer its health check, in seconds", gt=0)
     step_timeout_s: float = option(10.0, "limit for one reset or step, in seconds", gt=0)
