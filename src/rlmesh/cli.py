@@ -1,0 +1,93 @@
+"""The command line: `rlmesh run`, `rlmesh export`. Errors are one sentence, without a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from rlmesh.errors import RecipeError, RLMeshError
+from rlmesh.recipe import Recipe, load_recipe, recipe_yaml
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning of language models.",
+)
+
+
+@app.command(context_settings={"ignore_unknown_options": False})
+def run(
+    recipe: Annotated[Path, typer.Argument(help="the recipe (YAML)")],
+    overrides: Annotated[Optional[list[str]], typer.Argument(help="key=value, for example run.steps=10")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check the recipe, print it resolved and what runs where, start nothing")
+    ] = False,
+) -> None:
+    """Train what a recipe describes."""
+    loaded = load_recipe(recipe, overrides or [])
+    if dry_run:
+        print_dry_run(loaded)
+        return
+    from rlmesh.run import run as run_recipe  # heavy: Monarch and what the run needs
+
+    run_recipe(loaded)
+
+
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")],
+    out: Annotated[Path, typer.Argument(help="the folder to write")],
+    step: Annotated[Optional[int], typer.Option(help="the checkpoint's step (default: the newest)")] = None,
+) -> None:
+    """Write a checkpoint's model as an ordinary Hugging Face folder."""
+    from rlmesh.checkpoint import RunDirectory
+
+    exported = RunDirectory(directory).export(out, step)
+    typer.echo(f"{out}: the model of {directory} after {exported} steps")
+
+
+def print_dry_run(recipe: Recipe) -> None:
+    """The resolved recipe, and which actor runs where; imports neither torch, vLLM nor Monarch."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from rlmesh.mesh.plan import plan_placement
+    from rlmesh.recipe_checks import needed_actors
+
+    typer.echo(recipe_yaml(recipe))
+    table = Table(
+        "actor",
+        "replica",
+        "hosts",
+        "procs",
+        "GPUs of each proc",
+        "threads",
+        title=f"placement ({recipe.placement.job} job)",
+    )
+    for actor, replicas in plan_placement(recipe.placement, needed_actors(recipe)).items():
+        placed = getattr(recipe.placement.actors, actor)
+        for index, plan in enumerate(replicas):
+            hosts = f"{placed.hosts}[{', '.join(map(str, plan.hosts))}]"
+            gpus = " ".join(",".join(map(str, proc)) or "-" for host in plan.gpus for proc in host)
+            table.add_row(actor, str(index), hosts, str(placed.procs), gpus, str(placed.threads))
+    Console().print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Exit code 0: done; 2: the recipe or the command is wrong; 1: anything else that went wrong."""
+    try:
+        app(args=arguments)
+    except RecipeError as error:
+        _fail(error, 2)
+    except RLMeshError as error:
+        _fail(error, 1)
+
+
+def _fail(error: RLMeshError, code: int) -> None:
+    print(f"rlmesh: {error}", file=sys.stderr)
+    raise SystemExit(code)

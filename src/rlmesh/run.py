@@ -1,0 +1,167 @@
+"""`python -m rlmesh.run RECIPE [key=value ...]`: recipe -> mesh -> loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from rlmesh.checkpoint import RunDirectory
+from rlmesh.evals import EvalReport, resolve_evaluator
+from rlmesh.metrics import Metrics
+from rlmesh.metrics.backends import make_backends
+from rlmesh.metrics.console import Console, duration, step_line
+from rlmesh.metrics.plots import plot_learning_curve
+from rlmesh.recipe import Recipe
+from rlmesh.rollout.types import Group
+
+
+class Run:
+    """A run's bookkeeping around its loop: step metrics, evaluation, checkpoints, console and the run directory.
+
+    >>> async for step in run.steps():                      # doctest: +SKIP
+    ...     with run.timed("train", step):
+    ...         run.record(step, await mesh.trainer.forward_backward(batch, "grpo", coefficients))
+    ...     await run.finish(step, groups)
+    """
+
+    def __init__(self, recipe: Recipe, directory: RunDirectory, console: Console):
+        self.recipe, self.directory, self.console = recipe, directory, console
+        self.mesh = None  # the ActorMesh, once it runs
+        self.report: EvalReport | None = None  # the latest evaluation
+        self.began = self._step_began = self._training_began = time.monotonic()
+        self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
+        self._backends = make_backends(recipe.metrics, directory.path)
+        self._evaluator = resolve_evaluator(recipe.eval.name, recipe.eval.args) if recipe.eval.name else None
+
+    def record(self, step: int, metrics: Metrics | Mapping[str, float]) -> None:
+        """Add to a step's metrics, from anywhere in the loop and in any order."""
+        self._metrics[step].merge(metrics if isinstance(metrics, Metrics) else Metrics(metrics))
+
+    @contextmanager
+    def timed(self, what: str, step: int) -> Iterator[None]:
+        """Add the block's seconds to the step's `time/<what>`."""
+        began = time.monotonic()
+        yield
+        self._metrics[step].record(f"time/{what}", time.monotonic() - began, "sum")
+
+    def progress(self, what: str, done: int, total: int, stats: Mapping[str, float]) -> None:
+        """A line now and then for work that is not a step."""
+        if done == total or done % max(1, total // 5) == 0:
+            self.console.print(f"  {what}: {done}/{total} | loss {stats['loss']:.3f}")
+
+    async def steps(self) -> AsyncIterator[int]:
+        """The steps to train; evaluates the policy that a step begins with when it is due, and the last one at the end."""
+        steps, every = self.recipe.run.steps, self.recipe.eval.every
+        for step in range(steps):
+            self._step_began = time.monotonic()
+            if step == 0 or (every and step % every == 0):
+                with self.timed("eval", step):
+                    await self._evaluate(step)
+            if step == 0:
+                self._training_began = time.monotonic()
+                self.console.print(f"  first training step {self._training_began - self.began:.1f} s after the start")
+            yield step
+        if self._evaluator:
+            await self._evaluate(steps)
+            self._write(steps)
+
+    async def finish(self, step: int, groups: list[Group]) -> None:
+        """End a step: checkpoint when it is due, episodes, metrics to every backend, the console's line."""
+        recipe, done = self.recipe, step + 1
+        if done == recipe.run.steps or (recipe.checkpoint.every and done % recipe.checkpoint.every == 0):
+            with self.timed("checkpoint", step), self.directory.checkpoint(done, recipe.checkpoint.keep) as folder:
+                await self.mesh.trainer.save(str(folder))
+        if recipe.metrics.rollouts_every and step % recipe.metrics.rollouts_every == 0:
+            self.directory.write_rollouts(step, groups)
+        metrics, now = self._metrics[step], time.monotonic()
+        step_s = now - self._step_began
+        metrics.record("time/step", step_s)
+        metrics.record("perf/tokens_per_s", metrics.reduce().get("tokens/sampled", 0.0) / step_s)
+        left_s = (now - self._training_began) / done * (recipe.run.steps - done)
+        reduced = self._write(step)
+        self.console.print(step_line(step, recipe.run.steps, reduced, recipe.rollout.groups_per_step, left_s))
+
+    def conclude(self) -> None:
+        """The report at the end: the evaluation's tables and pictures, the learning curve, and where everything is."""
+        path = self.directory.path
+        references = self.report.references if self.report else {}
+        if self.report:
+            for table in self.report.tables:
+                self.console.print(table)
+            (path / "eval" / f"{self.recipe.eval.name}.json").write_bytes(
+                orjson.dumps(self.report.data, option=orjson.OPT_INDENT_2)
+            )
+            self._evaluator.plot(self.report, path / "plots" / f"{self.recipe.eval.name}.png")
+        if self.recipe.metrics.jsonl:
+            plot_learning_curve(path / "metrics.jsonl", path / "plots" / "learning_curve.png", references)
+        took = duration(time.monotonic() - self.began)
+        self.console.print(
+            f"done in {took}; everything is in {path}: metrics.jsonl, rollouts/, checkpoints/, plots/, eval/, logs/"
+        )
+
+    def close(self) -> None:
+        for backend in self._backends:
+            backend.close()
+
+    def _write(self, step: int) -> dict[str, float]:
+        reduced = self._metrics.pop(step).reduce()
+        reduced["time/since_start"] = time.monotonic() - self.began
+        for backend in self._backends:
+            backend.write(step, reduced)
+        return reduced
+
+    async def _evaluate(self, step: int) -> None:
+        if self._evaluator:
+            self.report = await self._evaluator.evaluate(self._answer_logprobs)
+            self.record(step, self.report.metrics)
+            shown = ", ".join(f"{name.rpartition('/')[2]} {value:.4f}" for name, value in self.report.metrics.items())
+            self.console.print(f"  evaluation of version {step}: {shown}")
+
+    async def _answer_logprobs(self, observations: list[str], answers: list[str]) -> np.ndarray:
+        """Logprob [P, A] that the whole answer to an observation is that answer, end of sequence included."""
+        pairs = [(observation, answer) for observation in observations for answer in answers]
+        prompts, completions = await self.mesh.rollout.render([p for p, _ in pairs], [a for _, a in pairs])
+        logprobs = await self.mesh.policy.score(prompts, completions)
+        return np.array([logprob.sum() for logprob in logprobs]).reshape(len(observations), len(answers))
+
+
+def run(recipe: Recipe) -> None:
+    """Run a checked recipe to its end, in its run directory.
+
+    Raises: RLMeshError when the run cannot begin or an actor fails; nothing is left running then.
+    """
+    console = Console(recipe.metrics.console)
+    directory = RunDirectory(Path(recipe.run.dir))
+    directory.begin(recipe)
+    try:
+        asyncio.run(_run(recipe, directory, console))
+    finally:
+        directory.close()
+
+
+async def _run(recipe: Recipe, directory: RunDirectory, console: Console) -> None:
+    from rlmesh.algorithms.grpo import grpo
+    from rlmesh.mesh.actor_mesh import ActorMesh
+
+    console.print(f"{recipe.run.name}: {recipe.run.steps} steps of {recipe.algorithm.name}, in {directory.path}")
+    run = Run(recipe, directory, console)
+    try:
+        async with ActorMesh(recipe, console.waiting) as run.mesh:
+            await grpo(run.mesh, recipe, run)
+        run.conclude()
+    finally:
+        run.close()
+
+
+if __name__ == "__main__":
+    from rlmesh.cli import main
+
+    main(["run", *sys.argv[1:]])
