@@ -12,6 +12,7 @@ from typing import Any
 
 from rlmesh import schedule
 from rlmesh.errors import RecipeError
+from rlmesh.losses import LOSSES
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.recipe import Recipe
 
@@ -80,7 +81,7 @@ def _value_problems(value: Any, where: str, metadata: Any, total_steps: int) -> 
 def _import_problems(recipe: Recipe) -> list[str]:
     """Import paths are looked up without importing them: the packages behind them may be heavy."""
     named = [
-        ("algorithm.loss", recipe.algorithm.loss, _known_files("losses", {"advantages", "inputs"})),
+        ("algorithm.loss", recipe.algorithm.loss, list(LOSSES)),
         ("algorithm.advantage", recipe.algorithm.advantage, ["group_mean", "group_norm"]),
         ("eval.name", recipe.eval.name, _known_files("evals", {"report"})),
         ("reward.function", recipe.reward.function, []),

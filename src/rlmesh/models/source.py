@@ -26,11 +26,17 @@ def resolve_model(config: ModelConfig, folder: Path, seed: int) -> Path:
             raise RecipeError(f"model.source: {path} is not a Hugging Face model folder (it has no config.json)")
         return path.resolve()
     if config.source.startswith((".", "/", "~")) or config.source.count("/") != 1:
-        raise RecipeError(f"model.source: there is no model folder '{config.source}' (or use '{TINY}', or a hub id such as Qwen/Qwen2.5-1.5B-Instruct)")
+        raise RecipeError(
+            f"model.source: there is no model folder '{config.source}' (or use '{TINY}', or a hub id such as Qwen/Qwen2.5-1.5B-Instruct)"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(config.source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
+        return Path(
+            snapshot_download(config.source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise RecipeError(f"model.source: neither a folder nor a model that the hub gives: '{config.source}' ({type(error).__name__})") from error
+        raise RecipeError(
+            f"model.source: neither a folder nor a model that the hub gives: '{config.source}' ({type(error).__name__})"
+        ) from error

@@ -12,9 +12,7 @@ SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 HEAD_DIM = 32
 _WORD_START = "▁"
 # Contents follow one another; an answer ends with <eos>. Nothing else is spent on the form of a conversation.
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-)
+_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 
 
 def build_tiny_model(config: TinyModelConfig, max_length: int, folder: str | Path, seed: int) -> None:

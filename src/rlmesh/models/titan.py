@@ -1,0 +1,258 @@
+"""A Hugging Face folder as a torchtitan model, and back.
+
+Families: Qwen3 (dense) and Llama (SmolLM2 too), with tied or untied embeddings.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torchtitan.tools import utils as titan_utils
+
+if not torch.accelerator.is_available():
+    # torchtitan takes "cuda" for granted where it finds no accelerator; everything below reads these two.
+    titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
+
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.protocols.module import Module
+
+from rlmesh.actors.config import TrainerConfig
+from rlmesh.errors import RecipeError
+
+_ACTIVATION_CHECKPOINTS = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
+
+
+class PackedAttention(Module):
+    """Scaled dot-product attention with an explicit mask: runs on CPU forward and backward, packed or not.
+
+    `attention_masks` is a bool tensor [B, 1, L, L], True where attention is allowed; None means causal.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        pass
+
+    def __init__(self, config: Config):
+        super().__init__()
+
+    def forward(self, q_BLNH, k_BLNH, v_BLNH, *, attention_masks=None, scale=None, enable_gqa=False, **_):
+        q, k, v = (t.transpose(1, 2) for t in (q_BLNH, k_BLNH, v_BLNH))
+        causal = attention_masks is None
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=attention_masks, is_causal=causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return out.transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What torchtitan has for one architecture."""
+
+    config: Any  # torchtitan's model configuration
+    parallelize: Any  # its parallelize function
+    adapter: type  # its state dict adapter
+
+
+def read_family(model_path: Path) -> Family:
+    """The torchtitan model of a Hugging Face folder. Raises: RecipeError for an architecture that is not supported."""
+    hf = json.loads((model_path / "config.json").read_text())
+    build = {"qwen3": _qwen3, "llama": _llama}.get(hf["model_type"])
+    if build is None:
+        raise RecipeError(
+            f"model.source: {model_path} is a '{hf['model_type']}' model; the trainer knows qwen3 and llama"
+        )
+    if hf.get("rope_scaling") or hf.get("attention_bias") or hf.get("mlp_bias"):
+        raise RecipeError(
+            f"model.source: {model_path} uses rope scaling or biases, which the trainer does not support yet"
+        )
+    family = build(hf)
+    for layer in family.config.layers:
+        layer.attention.inner_attention = PackedAttention.Config()
+    return family
+
+
+def _rope_theta(hf: dict) -> float:
+    return (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta") or 10000.0
+
+
+def _ends(hf: dict) -> dict[str, Any]:
+    """Embedding, final norm and head; their values are loaded, never initialised."""
+    dim, vocab_size = hf["hidden_size"], hf["vocab_size"]
+    return {
+        "dim": dim,
+        "vocab_size": vocab_size,
+        "enable_weight_tying": hf.get("tie_word_embeddings", False),
+        "tok_embeddings": Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim),
+        "norm": RMSNorm.Config(normalized_shape=dim, eps=hf["rms_norm_eps"]),
+        "lm_head": Linear.Config(in_features=dim, out_features=vocab_size),
+    }
+
+
+def _qwen3(hf: dict) -> Family:
+    from torchtitan.models import qwen3
+
+    head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    layers = qwen3._build_qwen3_layers(
+        n_layers=hf["num_hidden_layers"],
+        dim=hf["hidden_size"],
+        n_heads=hf["num_attention_heads"],
+        n_kv_heads=hf["num_key_value_heads"],
+        head_dim=head_dim,
+        hidden_dim=hf["intermediate_size"],
+        attn_backend="flex",
+        rope=CosSinRoPE.Config(dim=head_dim, max_seq_len=hf["max_position_embeddings"], theta=_rope_theta(hf)),
+    )
+    for layer in layers:
+        for norm in (layer.attention_norm, layer.ffn_norm, layer.attention.qk_norm):
+            norm.eps = hf["rms_norm_eps"]
+    return Family(
+        qwen3.Qwen3Model.Config(layers=layers, **_ends(hf)), qwen3.parallelize_qwen3, qwen3.Qwen3StateDictAdapter
+    )
+
+
+def _llama(hf: dict) -> Family:
+    from torchtitan.models import llama3
+
+    head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    layers = llama3._build_llama3_layers(
+        n_layers=hf["num_hidden_layers"],
+        dim=hf["hidden_size"],
+        n_heads=hf["num_attention_heads"],
+        n_kv_heads=hf["num_key_value_heads"],
+        hidden_dim=hf["intermediate_size"],
+        attn_backend="flex",
+        rope=ComplexRoPE.Config(dim=head_dim, max_seq_len=hf["max_position_embeddings"], theta=_rope_theta(hf)),
+    )
+    for layer in layers:
+        layer.attention_norm.eps = layer.ffn_norm.eps = hf["rms_norm_eps"]
+    return Family(
+        llama3.Llama3Model.Config(layers=layers, **_ends(hf)), llama3.parallelize_llama, llama3.Llama3StateDictAdapter
+    )
+
+
+class TitanModel:
+    """A torchtitan model with a Hugging Face folder's weights, parallelised over the ranks of the process group.
+
+    Weights are float32; `config.dtype` is the numeric type of the forward and backward pass.
+
+    >>> titan = TitanModel(Path("model"), TrainerConfig(), world_size=1)           # doctest: +SKIP
+    >>> hidden_BLD = titan.model(tokens_BL, positions=positions_BL, attention_masks=mask_B1LL)
+    >>> titan.logits(hidden_BLD[0])
+    """
+
+    def __init__(self, model_path: Path, config: TrainerConfig, world_size: int):
+        self.model_path = model_path
+        self.device = torch.device(titan_utils.device_type)
+        family = read_family(model_path)
+        parallel, training = _titan_config(config)
+        self.dims = ParallelDims.from_config(parallel, world_size)
+        family.config.update_from_config(
+            config=SimpleNamespace(parallelism=parallel, training=training, debug=DebugConfig())
+        )
+        from torchtitan.distributed import utils as distributed
+
+        distributed.set_spmd_backend(parallel.spmd_backend)
+        self.context = distributed.get_spmd_context(parallel_dims=self.dims, spmd_typechecking=False)
+        with torch.device("meta"), titan_utils.set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
+            model = family.config.build()
+        if world_size > 1 or config.dtype != "float32" or config.activation_checkpoint != "none":
+            model = family.parallelize(
+                model,
+                parallel_dims=self.dims,
+                training=training,
+                parallelism=parallel,
+                compile_config=CompileConfig(enable=False),
+                ac_config=_ACTIVATION_CHECKPOINTS[config.activation_checkpoint](),
+                dump_folder="",
+            )
+        for module in model.modules():
+            if isinstance(module, FSDPModule) and self.device.type == "cpu":
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no averaging reduction
+        model.to_empty(device=self.device)
+        with torch.no_grad():
+            model.init_weights(buffer_device=None)  # the rotary tables; the weights are loaded next
+        model._skip_lm_head = True
+        self.model = model
+        self.adapter = family.adapter(family.config, str(model_path))
+        self.tied = family.config.enable_weight_tying
+        self.load_hf(_read_safetensors(model_path))
+
+    def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [M, V] of the given positions; only what is needed is ever projected to the vocabulary."""
+        with self.context():
+            logits = self.model.lm_head(hidden_MD[None])
+        if isinstance(logits, DTensor):
+            logits = logits.full_tensor()
+        return logits[0].float()
+
+    def hidden(self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, mask_B1LL: torch.Tensor) -> torch.Tensor:
+        """Last hidden states [B, L, D]."""
+        with self.context():
+            hidden = self.model(tokens_BL, positions=positions_BL, attention_masks=mask_B1LL)
+        return hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
+
+    def hf_state_dict(self) -> dict[str, torch.Tensor]:
+        """Whole weights by their Hugging Face names, the head of a tied model too; every rank must call it."""
+        state = self.adapter.to_hf(self.model.state_dict())
+        state = {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for name, t in state.items()}
+        if self.tied:
+            state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        return state
+
+    def load_hf(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take weights by their Hugging Face names. Raises: ValueError for missing or surplus names."""
+        wanted = self.adapter.to_hf(self.model.state_dict())
+        missing, surplus = wanted.keys() - weights.keys(), weights.keys() - wanted.keys() - {"lm_head.weight"}
+        if self.tied:
+            missing -= {"lm_head.weight"}
+        if missing or surplus:
+            raise ValueError(
+                f"weights do not fit the model: missing {sorted(missing)[:3]}, surplus {sorted(surplus)[:3]}"
+            )
+        with torch.no_grad():
+            for name, parameter in wanted.items():
+                source = weights["model.embed_tokens.weight" if self.tied and name == "lm_head.weight" else name]
+                _copy_into(parameter, source)
+
+
+def _titan_config(config: TrainerConfig) -> tuple[ParallelismConfig, TrainingConfig]:
+    degrees = config.parallelism
+    parallel = ParallelismConfig(
+        spmd_backend="partial_dtensor",
+        data_parallel_replicate_degree=degrees.data_parallel_replicate,
+        data_parallel_shard_degree=degrees.data_parallel_shard,
+        tensor_parallel_degree=degrees.tensor_parallel,
+        enable_sequence_parallel=False,
+    )
+    training = TrainingConfig(
+        local_batch_size=1, seq_len=config.pack_length, dtype="float32", mixed_precision_param=config.dtype, steps=1
+    )
+    return parallel, training
+
+
+def _read_safetensors(model_path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    files = sorted(model_path.glob("*.safetensors"))
+    if not files:
+        raise RecipeError(f"model.source: {model_path} has no *.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def _copy_into(parameter: torch.Tensor, source: torch.Tensor) -> None:
+    if isinstance(parameter, DTensor):
+        from torch.distributed.tensor import distribute_tensor
+
+        source = distribute_tensor(source.to(parameter.dtype), parameter.device_mesh, parameter.placements)
+    parameter.copy_(source)
