@@ -27,6 +27,7 @@ from rlmesh.mesh.procs import Hosts
 from rlmesh.mesh.service import Service
 from rlmesh.models.source import resolve_model
 from rlmesh.recipe import Recipe
+from rlmesh.recipe_checks import needed_actors
 from rlmesh.tasks import together
 from rlmesh.weights import WeightStore
 
@@ -75,7 +76,7 @@ class ActorMesh:
 
     async def _start(self) -> None:
         recipe = self.recipe
-        self._plan = plan_placement(recipe.placement, self._actors())
+        self._plan = plan_placement(recipe.placement, needed_actors(recipe))
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self.model_path = str(resolve_model(recipe.model, self._directory / "model", recipe.run.seed))
         self._hosts = Hosts(recipe.placement)
@@ -88,15 +89,6 @@ class ActorMesh:
             self._ready("environment and rollout workers", self._setup_rollout()),
             *([self._ready("reference model", self.ref_model.each("setup", self.store))] if self.ref_model else []),
         )
-
-    def _actors(self) -> list[str]:
-        """The actors that the recipe needs, by their names in `placement.actors`."""
-        actors = ["policy", "trainer", "replay_buffer", "reward", "rollout"]
-        if self.recipe.algorithm.kl_coef != 0:
-            actors.append("ref_model")
-        if not self.recipe.env.url:
-            actors.append("env")
-        return actors
 
     def _spawn_actors(self) -> None:
         """Start every proc and actor; Monarch does so in the background, the setups wait for it."""
@@ -113,7 +105,13 @@ class ActorMesh:
         self.ref_model = None
         if "ref_model" in self._plan:
             self.ref_model = self._spawn(
-                "ref_model", ReferenceModel, recipe.ref_model, model, temperature, limit_s=step_limit_s
+                "ref_model",
+                ReferenceModel,
+                recipe.ref_model,
+                model,
+                recipe.trainer.pack_length,
+                temperature,
+                limit_s=step_limit_s,
             )
         take_limit_s = recipe.replay_buffer.take_timeout_s
         # The buffer's own limit names the groups that are missing: let it speak first.

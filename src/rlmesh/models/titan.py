@@ -186,7 +186,7 @@ class TitanModel:
         self.model = model
         self.adapter = family.adapter(family.config, str(model_path))
         self.tied = family.config.enable_weight_tying
-        self.load_hf(_read_safetensors(model_path))
+        self.load_hf(read_safetensors(model_path))
 
     def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Float32 logits [M, V] of the given positions; only what is needed is ever projected to the vocabulary."""
@@ -241,7 +241,8 @@ def _titan_config(config: TrainerConfig) -> tuple[ParallelismConfig, TrainingCon
     return parallel, training
 
 
-def _read_safetensors(model_path: Path) -> dict[str, torch.Tensor]:
+def read_safetensors(model_path: Path) -> dict[str, torch.Tensor]:
+    """All weights of a Hugging Face folder by their names."""
     from safetensors.torch import load_file
 
     files = sorted(model_path.glob("*.safetensors"))
