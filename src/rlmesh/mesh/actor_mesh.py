@@ -14,7 +14,7 @@ from monarch.actor import Actor
 from monarch.spmd import setup_torch_elastic_env_async
 
 from rlmesh.actors.env_host import EnvHost
-from rlmesh.actors.launch import launch_environment
+from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
 from rlmesh.actors.reference_model import ReferenceModel
 from rlmesh.actors.replay_buffer import ReplayBuffer
@@ -93,7 +93,7 @@ class ActorMesh:
     def _spawn_actors(self) -> None:
         """Start every proc and actor; Monarch does so in the background, the setups wait for it."""
         recipe, model, temperature = self.recipe, self.model_path, self.recipe.rollout.temperature
-        policy_env = launch_environment(recipe.policy, recipe.placement.actors.policy.threads)
+        policy_env = policy_environment(recipe.policy)
         policy_args = (recipe.policy, model, recipe.model.max_length, temperature, recipe.weights.pause)
         self.policy = self._spawn(
             "policy", PolicyServer, *policy_args, limit_s=recipe.policy.request_timeout_s, env=policy_env

@@ -1,0 +1,248 @@
+"""PolicyServer: samples from the policy with vLLM, and takes new weights while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from monarch.actor import Actor, concurrent_endpoint
+
+from rlmesh.actors.config import PolicyServerConfig
+from rlmesh.errors import ActorFailure
+from rlmesh.models.folder import eos_token_ids
+from rlmesh.rollout.types import Completion, GenerateRequest
+
+if TYPE_CHECKING:
+    from rlmesh.weights import WeightStore
+
+_FORK_SERVER_MODULE = "rlmesh.actors.vllm_processes"
+
+
+class PolicyServer(Actor):
+    """Tokens in; tokens, their logprobs and the policy version out.
+
+    Logprobs are those of the sampling distribution, temperature applied. Invariants: `logprobs[i]` belongs to `tokens[i]`; the
+    version changes only while the engine stands still, so that the lowest and highest version of a completion are exact; a
+    sample is decided by its request's seed and place alone, whatever is served beside it.
+
+    >>> policy = proc_mesh.spawn("policy", PolicyServer, PolicyServerConfig(), "model", 64, 1.0)        # doctest: +SKIP
+    >>> await policy.setup.call_one()
+    >>> await policy.generate.call_one([GenerateRequest([5, 6, 7], n=2, seed=0, max_tokens=4)])
+    [[Completion(tokens=[9, 2], logprobs=[-0.7, -0.1], finish_reason='stop', min_version=0, max_version=0), ...]]
+
+    Its process must start with `rlmesh.actors.launch.policy_environment(config)` in its environment (an ActorMesh does so).
+    Raises: ActorFailure when the engine fails or does not answer within `config.request_timeout_s`.
+    """
+
+    def __init__(
+        self, config: PolicyServerConfig, model_path: str, max_length: int, temperature: float, pause: str = "keep"
+    ):
+        self._config, self._model_path, self._max_length = config, model_path, max_length
+        self._temperature, self._pause = temperature, pause
+        self._version = 0
+        self._request_ids = itertools.count()
+        self._running = 0
+        self._busy: list[tuple[float, float]] = []
+        self._updating = asyncio.Lock()
+
+    @concurrent_endpoint
+    async def setup(self, store: WeightStore | None = None) -> None:
+        """Start vLLM's engine. `store` is needed to fetch weights."""
+        self._store = store
+        self._eos = sorted(eos_token_ids(self._model_path))
+        # vLLM's own processes are forked from one that imports vLLM while this one does.
+        import multiprocessing
+        from multiprocessing import forkserver
+
+        multiprocessing.set_forkserver_preload([_FORK_SERVER_MODULE])
+        forkserver.ensure_running()
+        await asyncio.to_thread(self._start_engine)
+        # The first request warms the engine up, so that no episode has to.
+        await self.generate._method(self, [GenerateRequest([0], n=1, seed=0, max_tokens=1)])
+
+    def _start_engine(self) -> None:
+        import_module(_FORK_SERVER_MODULE)  # before anything else of vLLM
+
+        from vllm.config import WeightTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from rlmesh.weights.vllm_engine import BACKEND, WorkerExtension
+
+        options = self._config.engine
+        arguments = AsyncEngineArgs(
+            model=self._model_path,
+            dtype=options.dtype,
+            max_model_len=self._max_length,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=max(options.max_num_batched_tokens, self._max_length),
+            enforce_eager=options.enforce_eager,
+            enable_prefix_caching=options.prefix_caching,
+            block_size=options.block_size,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            skip_tokenizer_init=True,  # token in, token out: nothing here knows of text
+            generation_config="vllm",  # and nothing but the request decides how is sampled
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+            worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+        )
+        self._engine = AsyncLLM.from_engine_args(arguments)
+
+    @concurrent_endpoint
+    async def generate(self, requests: list[GenerateRequest]) -> list[list[Completion]]:
+        """`n` completions for each request; every token that ends a sequence for the model is honoured, and kept."""
+        with self._counted():
+            return list(await asyncio.gather(*[self._generate(request) for request in requests]))
+
+    async def _generate(self, request: GenerateRequest) -> list[Completion]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(
+            n=request.n,
+            # Sample i gets seed + i from vLLM: leave room, or neighbouring requests would share streams.
+            seed=request.seed << 16,
+            temperature=self._temperature,
+            max_tokens=request.max_tokens,
+            logprobs=0,
+            stop_token_ids=self._eos,
+            ignore_eos=True,  # the tokenizer's one end of sequence; `stop_token_ids` has them all
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        first_version = self._version
+        output = await self._serve(request.prompt, sampling)
+        return [
+            self._completion(sample, first_version)
+            for sample in sorted(output.outputs, key=lambda sample: sample.index)
+        ]
+
+    def _completion(self, sample, first_version: int) -> Completion:
+        tokens = list(sample.token_ids)
+        if not tokens or len(tokens) != len(sample.logprobs):
+            raise ActorFailure(
+                f"PolicyServer: vLLM gave {len(tokens)} tokens and {len(sample.logprobs or [])} logprobs"
+            )
+        logprobs = [entry[token].logprob for token, entry in zip(tokens, sample.logprobs, strict=True)]
+        reason = "stop" if tokens[-1] in self._eos else "length"
+        return Completion(tokens, logprobs, reason, first_version, self._version)
+
+    async def _serve(self, prompt: list[int], sampling):
+        """One request to its end."""
+        name, output = f"{next(self._request_ids)}", None
+        try:
+            async with asyncio.timeout(self._config.request_timeout_s):
+                async for output in self._engine.generate({"prompt_token_ids": prompt}, sampling, name):  # noqa: B007
+                    pass
+        except TimeoutError:
+            await self._engine.abort(name)
+            raise ActorFailure(
+                f"PolicyServer: vLLM did not answer within {self._config.request_timeout_s:g} s"
+            ) from None
+        return output
+
+    @concurrent_endpoint
+    async def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[np.ndarray]:
+        """Logprob of each token of each completion, under the sampling distribution; float32 [len(completion)] each."""
+        with self._counted():
+            pairs = zip(prompts, completions, strict=True)
+            if self._temperature == 1.0:
+                return list(
+                    await asyncio.gather(*[self._score_at_once(prompt, completion) for prompt, completion in pairs])
+                )
+            return list(
+                await asyncio.gather(*[self._score_token_by_token(prompt, completion) for prompt, completion in pairs])
+            )
+
+    async def _score_at_once(self, prompt: list[int], completion: list[int]) -> np.ndarray:
+        """vLLM's logprobs of a prompt: one pass, but always those of temperature 1."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        output = await self._serve(prompt + completion, sampling)
+        entries = output.prompt_logprobs[len(prompt) :]
+        return np.array(
+            [entry[token].logprob for token, entry in zip(completion, entries, strict=True)], dtype=np.float32
+        )
+
+    async def _score_token_by_token(self, prompt: list[int], completion: list[int]) -> np.ndarray:
+        """Each token as the one to be sampled next, where vLLM does apply the temperature."""
+        from vllm import SamplingParams
+
+        async def one(place: int) -> float:
+            token = completion[place]
+            sampling = SamplingParams(
+                max_tokens=1, temperature=self._temperature, logprob_token_ids=[token], detokenize=False
+            )
+            output = await self._serve(prompt + completion[:place], sampling)
+            return output.outputs[0].logprobs[0][token].logprob
+
+        return np.array(await asyncio.gather(*[one(place) for place in range(len(completion))]), dtype=np.float32)
+
+    @concurrent_endpoint
+    async def fetch(self, version: int) -> dict[str, float]:
+        """Serve a published version from here on; returns the seconds that it took and that requests stood still.
+
+        With `pause: keep` running requests go on with the new weights, with `wait` they finish first. When the bytes are not
+        right, nothing changes and the old version is served on.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        if self._store is None:
+            raise ActorFailure("PolicyServer: fetch needs the WeightStore that setup takes")
+        async with self._updating:
+            began = time.monotonic()
+            manifest = await self._store.manifest(version)
+            own = Path("/dev/shm") / f"rlmesh-{uuid.uuid4().hex}"
+            segment = await self._store.segment(manifest, own)
+            update = WeightTransferUpdateRequest(update_info={"segment": str(segment), "manifest": manifest.to_dict()})
+            paused = time.monotonic()
+            # The engine core's own pause: `pause_generation` adds a sleep of 20 ms. The prefix cache is emptied with it.
+            await self._engine.engine_core.pause_scheduler_async(mode=self._pause, clear_cache=True)
+            try:
+                await self._engine.start_weight_update()
+                await self._engine.update_weights(update)
+                await self._engine.finish_weight_update(weight_version=str(version))
+                self._version = version
+            finally:
+                await self._engine.engine_core.resume_scheduler_async()
+                own.unlink(missing_ok=True)
+            ended = time.monotonic()
+        return {"fetch_s": ended - began, "paused_s": ended - paused}
+
+    @concurrent_endpoint
+    async def version(self) -> int:
+        """The version that is served."""
+        return self._version
+
+    @concurrent_endpoint
+    async def busy(self) -> list[tuple[float, float]]:
+        """Since the last call: when requests were being served, as intervals of this host's monotonic clock."""
+        intervals, self._busy = self._busy, []
+        return intervals
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """Stop the engine and its processes."""
+        if engine := getattr(self, "_engine", None):
+            engine.shutdown()
+
+    @contextmanager
+    def _counted(self):
+        if self._running == 0:
+            self._busy_since = time.monotonic()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self._busy.append((self._busy_since, time.monotonic()))
