@@ -21,7 +21,7 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
 
     >>> env = BlackjackEnvironment()
     >>> env.reset(seed=1, deal_seed=0).text
-    'You have 18 (hard). Dealer shows 6. Hit or stand?'
+    'You have 16 (hard). Dealer shows 5. Hit or stand?'
     >>> env.step(BlackjackAction(text="stand")).done
     True
     """
