@@ -12,11 +12,11 @@ from typing import Any
 
 from rlmesh import schedule
 from rlmesh.errors import RecipeError
+from rlmesh.evals import EVALUATORS
 from rlmesh.losses import LOSSES
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.recipe import Recipe
 
-_PACKAGE = Path(__file__).parent
 _OPERATORS = {"ge": ("at least", lambda v, x: v >= x), "gt": ("above", lambda v, x: v > x)}
 _OPERATORS |= {"le": ("at most", lambda v, x: v <= x), "lt": ("below", lambda v, x: v < x)}
 
@@ -83,18 +83,12 @@ def _import_problems(recipe: Recipe) -> list[str]:
     named = [
         ("algorithm.loss", recipe.algorithm.loss, list(LOSSES)),
         ("algorithm.advantage", recipe.algorithm.advantage, ["group_mean", "group_norm"]),
-        ("eval.name", recipe.eval.name, _known_files("evals", {"report"})),
+        ("eval.name", recipe.eval.name, list(EVALUATORS)),
         ("reward.function", recipe.reward.function, []),
     ]
     if recipe.warm_start:
         named.append(("warm_start.data", recipe.warm_start.data, []))
     return [problem for key, name, known in named if name and (problem := _import_problem(key, name, known))]
-
-
-def _known_files(room: str, helpers: set[str]) -> list[str]:
-    return sorted(
-        p.stem for p in (_PACKAGE / room).glob("*.py") if not p.stem.startswith("_") and p.stem not in helpers
-    )
 
 
 def _import_problem(key: str, name: str, known: list[str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from monarch.job import LocalJob
 
 from rlmesh.mesh.config import PlacementConfig
 from rlmesh.mesh.plan import ReplicaPlan
+
+log = logging.getLogger(__name__)
 
 # What the controller can import, a proc can: a reward may live in a script's own folder.
 _IMPORTABLE = os.pathsep.join(path for path in sys.path if path)
@@ -54,7 +57,11 @@ class Hosts:
     async def stop(self) -> None:
         """Stop the procs, the last first, and then the job's hosts."""
         while self.procs:
-            await self.procs.popitem()[1].stop()
+            name, procs = self.procs.popitem()
+            try:
+                await procs.stop()
+            except Exception as error:  # one that never started, or died, must not keep the others from stopping
+                log.warning("while stopping %s: %s", name, str(error).strip().splitlines()[0])
         if isinstance(self._job, ProcessJob):
             for hosts in self._meshes.values():
                 await hosts.shutdown()
@@ -75,5 +82,8 @@ def _enter_proc(name: str, log_dir: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    # vLLM imports readline, which asks the terminal about itself; in the background that is answered by a stop signal.
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    # vLLM imports readline, which asks the terminal about itself; a background process is stopped for that.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    import readline  # noqa: F401
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTTOU})
