@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.protocol import State
 
 from rlmesh.envs.config import EnvConfig
@@ -60,7 +60,7 @@ class EnvSession:
         self._url, self._timeout_s = url, timeout_s
         self._connection: ClientConnection | None = None
         self._in_sync = True  # no request is waiting for its answer
-        self._episode_id, self._step, self._done = "", 0, True
+        self._episode_id, self._step = "", 0
 
     @property
     def reusable(self) -> bool:
@@ -83,9 +83,10 @@ class EnvSession:
                 if loop.time() + _CAPACITY_RETRY_S > deadline:
                     raise self._failure(Outcome.CAPACITY, f"no free session for {self._timeout_s:g} s") from None
                 await asyncio.sleep(_CAPACITY_RETRY_S)
-        if result.step != 0 or result.episode_id == self._episode_id:
+        if result.step != 0:
+            self._in_sync = False
             raise self._failure(Outcome.ENV_LOST, f"reset gave episode {result.episode_id} at step {result.step}")
-        self._episode_id, self._step, self._done = result.episode_id, 0, result.done
+        self._episode_id, self._step = result.episode_id, 0
         return result
 
     async def step(self, text: str) -> StepResult:
@@ -101,7 +102,6 @@ class EnvSession:
                 Outcome.ENV_LOST,
                 f"episode {self._episode_id} at step {self._step} was answered from {result.episode_id} at {result.step}",
             )
-        self._done = result.done
         return result
 
     async def _call(self, kind: str, data: dict[str, Any]) -> StepResult:
@@ -110,7 +110,9 @@ class EnvSession:
                 if self._connection is None:
                     self._connection = await self._connect()
                 self._in_sync = False
-                await self._connection.send(orjson.dumps({"type": kind, "data": data}), text=True)
+                # A server at capacity says so and closes before it is asked: what it said is still to be received.
+                with suppress(ConnectionClosed):
+                    await self._connection.send(orjson.dumps({"type": kind, "data": data}), text=True)
                 raw = await self._connection.recv(decode=False)
                 self._in_sync = True
         except TimeoutError:
