@@ -126,5 +126,9 @@ class EnvServer:
                 continue
             logger.warning("environment server %s %s; starting it again", self.url, "hangs" if alive else "died")
             await asyncio.to_thread(self._reap, 0)
-            await self._launch()
-            self.restarts += 1
+            try:
+                await self._launch()
+            except ActorFailure as failure:  # episodes fail meanwhile, and are counted by who plays them
+                logger.error("%s", failure)
+            else:
+                self.restarts += 1
