@@ -70,8 +70,9 @@ class EnvServer:
         if self._watcher:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        self._process.terminate()
-        await asyncio.to_thread(self._reap, _STOP_TIMEOUT_S)
+        if self._process:
+            self._process.terminate()
+            await asyncio.to_thread(self._reap, _STOP_TIMEOUT_S)
         self._reservation.close()
 
     def _reap(self, timeout_s: float) -> None:

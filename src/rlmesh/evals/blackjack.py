@@ -19,8 +19,9 @@ _CHARTS = (("hard", False, range(4, 21)), ("soft", True, range(12, 21)))  # 21 h
 class BlackjackEvaluator:
     """Values of the policy that samples and of the one that takes the likelier answer, against the best and the simplest.
 
-    An answer that is neither hit nor stand costs what the environment makes it cost. The policy must be a function of what
-    it sees in one turn (`rollout.history: none`).
+    An answer that is neither hit nor stand costs what the environment makes it cost. Other spellings that the environment
+    would take (`Hit.`) are counted among those, so that the sampled value is exact for a policy that has none and a lower
+    bound otherwise. The policy must be a function of what it sees in one turn (`rollout.history: none`).
 
     >>> report = await BlackjackEvaluator("gym_sab").evaluate(answer_logprobs)      # doctest: +SKIP
     >>> report.metrics["eval/blackjack/greedy_value"]
@@ -98,7 +99,7 @@ class BlackjackEvaluator:
         figure, axes = plt.subplots(1, 2, figsize=(10, 5.2), width_ratios=(1, 1), layout="constrained")
         for axis, (name, soft, totals) in zip(axes, _CHARTS, strict=True):
             grid = [[states[total, soft, dealer] for dealer in _DEALERS] for total in totals]
-            p_hit = np.array([[s["p_hit"] / (s["p_hit"] + s["p_stand"]) for s in row] for row in grid])
+            p_hit = np.array([[s["p_hit"] for s in row] for row in grid])
             image = axis.imshow(p_hit, cmap="RdYlGn_r", vmin=0, vmax=1, aspect="auto", origin="lower")
             for y, row in enumerate(grid):
                 for x, state in enumerate(row):
