@@ -1,9 +1,9 @@
 """Reward functions that a recipe can name. One takes a finished episode and returns a number; it may be async.
 
-    def my_reward(episode: Episode, bonus: float = 0.0) -> float:
-        return episode.env_return + bonus * (len(episode.turns) == 1)
+>>> def my_reward(episode: Episode, bonus: float = 0.0) -> float:
+...     return episode.env_return + bonus * (len(episode.turns) == 1)
 
-    reward: {function: my_package.my_module.my_reward, args: {bonus: 0.1}}
+In the recipe: `reward: {function: my_package.my_module.my_reward, args: {bonus: 0.1}}`.
 """
 
 from __future__ import annotations
