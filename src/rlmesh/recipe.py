@@ -7,10 +7,10 @@ checked on a machine without torch, vLLM or Monarch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Optional, Sequence, get_args, get_type_hints
+from typing import Any, Optional, Sequence, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
@@ -58,7 +58,8 @@ class Recipe:
 
     >>> recipe = load_recipe("configs/blackjack.yaml", ["run.steps=10"])     # doctest: +SKIP
     >>> recipe = Recipe(run=RunConfig(name="mine", steps=10))                  # or without YAML
-    >>> check_recipe(recipe)
+    >>> check_recipe(recipe).run.dir
+    'runs/mine'
     """
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -84,30 +85,25 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Raises: RecipeError that lists everything that is wrong with it.
     """
-    node = OmegaConf.merge(*[OmegaConf.create(content) for content in _with_extended(Path(path), [])])
+    problems: list[str] = []
+    merged: dict[str, Any] = {}
+    for file, content in _with_extended(Path(path), []):
+        problems += [f"{problem} (in {file})" for problem in _shape_problems(content, Recipe, "")]
+        merged = _merge(merged, content)
     for override in overrides:
-        key, separator, _ = override.partition("=")
-        if not separator or not key:
-            raise RecipeError(f"'{override}': an override is key=value, for example run.steps=10")
-        try:
-            node = OmegaConf.merge(node, OmegaConf.from_dotlist([override]))
-        except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise RecipeError(f"{key}: cannot read the override '{override}': {_first_line(error)}") from error
-    unknown = _unknown_keys(OmegaConf.to_container(node), Recipe, "")
-    if unknown:
-        raise RecipeError("\n".join(unknown))
-    recipe = _typed(node)
-    check_recipe(recipe)
-    return recipe
+        content = _parse_override(override)
+        problems += _shape_problems(content, Recipe, "")
+        merged = _merge(merged, content)
+    return _checked(merged, problems)
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Check a recipe, also one built in Python. Raises: RecipeError that lists everything that is wrong."""
-    from rlmesh.recipe_checks import recipe_problems  # it reads the classes above
+def check_recipe(recipe: Recipe) -> Recipe:
+    """Check a recipe, also one built in Python; returns it with its references (`${run.name}`) filled in.
 
-    found = recipe_problems(recipe)
-    if found:
-        raise RecipeError("\n".join(found))
+    Raises: RecipeError that lists everything that is wrong.
+    """
+    content = asdict(recipe)
+    return _checked(content, _shape_problems(content, Recipe, ""))
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -115,7 +111,18 @@ def recipe_yaml(recipe: Recipe) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(recipe), resolve=True)
 
 
-def _with_extended(path: Path, chain: list[Path]) -> list[dict[str, Any]]:
+def _checked(content: dict[str, Any], problems: list[str]) -> Recipe:
+    from rlmesh.recipe_checks import recipe_problems  # it reads the classes above
+
+    if not problems:
+        recipe = _typed(content)
+        problems = recipe_problems(recipe)
+    if problems:
+        raise RecipeError("\n".join(problems))
+    return recipe
+
+
+def _with_extended(path: Path, chain: list[Path]) -> list[tuple[Path, dict[str, Any]]]:
     """The contents of the recipe and of all it extends, the most general first."""
     if not path.is_file():
         raise RecipeError(f"{path}: there is no such recipe")
@@ -123,48 +130,86 @@ def _with_extended(path: Path, chain: list[Path]) -> list[dict[str, Any]]:
         raise RecipeError(f"extends: {path} extends itself ({' -> '.join(p.name for p in [*chain, path])})")
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, OSError) as error:
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise RecipeError(f"{path}: not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys, not a {type(content).__name__}")
-    general = content.pop("extends", None)
-    unknown = _unknown_keys(content, Recipe, "")
-    if unknown:
-        raise RecipeError("\n".join(f"{path}: {problem}" for problem in unknown))
-    if general is None:
-        return [content]
-    return [*_with_extended(path.parent / str(general), [*chain, path.resolve()]), content]
+    if "extends" not in content:
+        return [(path, content)]
+    general = content.pop("extends")
+    if not isinstance(general, str):
+        raise RecipeError(f"extends: the file name of one recipe is needed, not {general!r} (in {path})")
+    return [*_with_extended(path.parent / general, [*chain, path.resolve()]), (path, content)]
 
 
-def _unknown_keys(content: Any, schema: type, path: str) -> list[str]:
-    """A sentence for every key that the schema does not have, with the nearest that it has."""
-    if not isinstance(content, dict):
+def _parse_override(override: str) -> dict[str, Any]:
+    key, separator, _ = override.partition("=")
+    if not separator or not all(key.split(".")):
+        raise RecipeError(f"'{override}': an override is key=value, for example run.steps=10")
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise RecipeError(f"{key}: cannot read the override '{override}': {_yaml_problem(error)}") from error
+
+
+def _merge(general: Any, special: Any) -> Any:
+    """Mappings are merged key by key; anything else of the more special one takes the place of the general one."""
+    if not (isinstance(general, dict) and isinstance(special, dict)):
+        return special
+    return general | {key: _merge(general.get(key), value) for key, value in special.items()}
+
+
+def _shape_problems(value: Any, hint: Any, path: str) -> list[str]:
+    """A sentence for every key that the schema does not have and for every value of the wrong type."""
+    where, arguments = path.removesuffix("."), get_args(hint)
+    if isinstance(value, str) and "${" in value:  # a reference: its type shows when it is filled in
         return []
+    if type(None) in arguments:
+        return [] if value is None else _shape_problems(value, arguments[0], path)
+    if is_dataclass(hint):
+        if not isinstance(value, dict):
+            return [f"{where}: keys are needed ({', '.join(f.name for f in fields(hint))}), not {value!r}"]
+        return _key_problems(value, hint, path)
+    if get_origin(hint) is dict:
+        if not isinstance(value, dict):
+            return [f"{where}: a mapping is needed, not {value!r}"]
+        return [p for name, part in value.items() for p in _shape_problems(part, arguments[1], f"{path}{name}.")]
+    if get_origin(hint) is list:
+        if not isinstance(value, (list, tuple)):
+            return [f"{where}: a list is needed, not {value!r}"]
+        return [p for i, part in enumerate(value) for p in _shape_problems(part, arguments[0], f"{where}[{i}].")]
+    if hint is Any or (isinstance(value, _PLAIN[hint][1]) and (hint is bool or not isinstance(value, bool))):
+        return []
+    return [f"{where}: {_PLAIN[hint][0]} is needed, not {value!r}"]
+
+
+_PLAIN = {  # 10. in YAML is the number 10.0, so that text which looks like a fraction has to be quoted
+    bool: ("true or false", bool),
+    int: ("a whole number", int),
+    float: ("a number", (int, float)),
+    str: ("text (in quotes)", (str, int)),
+}
+
+
+def _key_problems(content: dict[str, Any], schema: type, path: str) -> list[str]:
     hints, known, found = get_type_hints(schema), [f.name for f in fields(schema)], []
     for key, value in content.items():
-        if key not in known:
-            nearest = get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean '{path}{nearest[0]}'?" if nearest else f"known: {', '.join(known)}"
-            found.append(f"{path}{key}: unknown key; {hint}")
+        if key in known:
+            found += _shape_problems(value, hints[key], f"{path}{key}.")
             continue
-        inner = next((t for t in (hints[key], *get_args(hints[key])) if is_dataclass(t)), None)
-        if inner is None:
-            continue
-        if is_dataclass(hints[key]) or type(None) in get_args(hints[key]):
-            found += _unknown_keys(value, inner, f"{path}{key}.")
-        elif isinstance(value, dict):  # a mapping of names to configurations
-            for name, part in value.items():
-                found += _unknown_keys(part, inner, f"{path}{key}.{name}.")
+        nearest = get_close_matches(str(key), known, n=1, cutoff=0.5)
+        hint = f"did you mean '{path}{nearest[0]}'?" if nearest else f"known: {', '.join(known)}"
+        found.append(f"{path}{key}: unknown key; {hint}")
     return found
 
 
-def _typed(node: Any) -> Recipe:
-    """Plain typed dataclasses. Raises: RecipeError for values of the wrong type."""
+def _typed(content: dict[str, Any]) -> Recipe:
+    """Plain typed dataclasses with references filled in. Raises: RecipeError for references that lead nowhere."""
     schema = OmegaConf.structured(Recipe)
-    if OmegaConf.select(node, "placement.hosts"):
+    if content.get("placement", {}).get("hosts"):
         schema.placement.hosts = {}  # the recipe's own hosts take the place of the default ones
     try:
-        merged = OmegaConf.merge(schema, node)
+        merged = OmegaConf.merge(schema, content)
         OmegaConf.resolve(merged)
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-from collections.abc import Iterator
+import math
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from pathlib import Path
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from rlmesh import schedule
+from rlmesh.algorithms.config import WarmStartConfig
 from rlmesh.errors import RecipeError
 from rlmesh.evals import EVALUATORS
 from rlmesh.losses import LOSSES
@@ -24,7 +27,7 @@ _OPERATORS |= {"le": ("at most", lambda v, x: v <= x), "lt": ("below", lambda v,
 def needed_actors(recipe: Recipe) -> list[str]:
     """The actors that the recipe starts, by their names in `placement.actors`."""
     actors = ["policy", "trainer", "replay_buffer", "reward", "rollout"]
-    if recipe.algorithm.kl_coef != 0:
+    if max(schedule.ends(recipe.algorithm.kl_coef)) > 0:
         actors.append("ref_model")
     if not recipe.env.url:
         actors.append("env")
@@ -38,13 +41,16 @@ def recipe_problems(recipe: Recipe) -> list[str]:
         return found  # what follows relies on numbers that are in range
     found += _import_problems(recipe)
     found += _combination_problems(recipe)
+    found += _placement_problems(recipe)
     return found
 
 
 def _option_problems(config: Any, path: str, total_steps: int) -> Iterator[str]:
     for f in fields(config):
         value, where = getattr(config, f.name), f"{path}{f.name}"
-        if is_dataclass(value):
+        if isinstance(value, WarmStartConfig):
+            yield from _option_problems(value, f"{where}.", value.steps)  # its schedules run over its own steps
+        elif is_dataclass(value):
             yield from _option_problems(value, f"{where}.", total_steps)
         elif isinstance(value, dict) and all(is_dataclass(part) for part in value.values()):
             for name, part in value.items():
@@ -54,28 +60,39 @@ def _option_problems(config: Any, path: str, total_steps: int) -> Iterator[str]:
 
 
 def _value_problems(value: Any, where: str, metadata: Any, total_steps: int) -> Iterator[str]:
-    if metadata["schedule"]:
-        if isinstance(value, dict):
-            unknown = [key for key in value if key not in schedule.KEYS]
-            for key in unknown:
-                nearest = get_close_matches(key, schedule.KEYS, n=1, cutoff=0.0)
-                yield f"{where}.{key}: unknown key of a schedule; did you mean '{nearest[0]}'?"
-            wrong = schedule.problems({k: v for k, v in value.items() if k not in unknown}, total_steps)
-            yield from (f"{where}: {problem}" for problem in wrong)
-            if unknown or wrong:
-                return
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            yield f"{where}: {value!r} is neither a number nor a schedule ({{from: ..., to: ...}})"
-            return
+    if metadata["schedule"] and (wrong := list(_schedule_problems(value, where, total_steps))):
+        yield from wrong
+        return
     if metadata["choices"] is not None and value not in metadata["choices"]:
-        nearest = get_close_matches(str(value), [str(c) for c in metadata["choices"]], n=1, cutoff=0.5)
-        hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
-        yield f"{where}: {value!r} is not one of {', '.join(str(c) for c in metadata['choices'])}{hint}"
-    numbers = value if isinstance(value, list) else schedule.ends(value) if metadata["schedule"] else [value]
+        yield f"{where}: {value!r} is not one of {', '.join(map(str, metadata['choices']))}" + _nearest(
+            str(value), map(str, metadata["choices"])
+        )
+    numbers = value if isinstance(value, (list, tuple)) else schedule.ends(value) if metadata["schedule"] else [value]
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        yield f"{where}: {value} is not a finite number"
+        return
     for name, limit in metadata["limits"].items():
         words, holds = _OPERATORS[name]
         if any(not holds(number, limit) for number in numbers):
-            yield f"{where}: {numbers if isinstance(value, dict) else value} must be {words} {limit:g}"
+            yield f"{where}: {', '.join(map(str, numbers))} must be {words} {limit:g}"
+
+
+def _schedule_problems(value: Any, where: str, total_steps: int) -> Iterator[str]:
+    if not isinstance(value, dict):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            yield f"{where}: {value!r} is neither a number nor a schedule ({{from: ..., to: ...}})"
+        return
+    for key in value:
+        if key not in schedule.KEYS:
+            nearest = get_close_matches(str(key), schedule.KEYS, n=1, cutoff=0.0)
+            yield f"{where}.{key}: unknown key of a schedule; did you mean '{nearest[0]}'?"
+    for problem in schedule.problems(value, total_steps):
+        yield f"{where}: {problem}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def _import_problems(recipe: Recipe) -> list[str]:
@@ -86,35 +103,54 @@ def _import_problems(recipe: Recipe) -> list[str]:
         ("eval.name", recipe.eval.name, list(EVALUATORS)),
         ("reward.function", recipe.reward.function, []),
     ]
+    if not recipe.eval.name:
+        named = [entry for entry in named if entry[0] != "eval.name"]
     if recipe.warm_start:
         named.append(("warm_start.data", recipe.warm_start.data, []))
-    return [problem for key, name, known in named if name and (problem := _import_problem(key, name, known))]
+    if ":" in recipe.env.app and not recipe.env.url:
+        named.append(("env.app", recipe.env.app.replace(":", ".", 1), []))
+    return [problem for entry in named if (problem := _import_problem(*entry))]
 
 
 def _import_problem(key: str, name: str, known: list[str]) -> str | None:
     if name in known:
         return None
     module, _, attribute = name.rpartition(".")
-    if not module:
-        nearest = get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = (
-            f"did you mean '{nearest[0]}'?" if nearest else "an import path looks like my_package.my_module.my_function"
+    if not module and known:
+        return f"{key}: '{name}' is none of {', '.join(known)}" + (
+            _nearest(name, known) or "; one of your own is named by its import path"
         )
-        return f"{key}: '{name}' is none of {', '.join(known)}; {hint}" if known else f"{key}: '{name}': {hint}"
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError as error:
-        return f"{key}: cannot import '{name}': there is no module '{error.name}'"
+    if not module or not all(part.isidentifier() for part in name.split(".")):
+        return f"{key}: '{name}' is not an import path such as my_package.my_module.my_function"
+    if module == "__main__":
+        return f"{key}: '{name}' cannot be imported by the actors' own processes; move '{attribute}' into a module"
+    spec = _find_module(module)
     if spec is None:
         return f"{key}: cannot import '{name}': there is no module '{module}'"
     if spec.origin and spec.origin.endswith(".py"):
-        names = _top_level_names(Path(spec.origin).read_text())
+        try:
+            with tokenize.open(spec.origin) as source:
+                names = _top_level_names(source.read())
+        except SyntaxError as error:
+            return f"{key}: cannot import '{name}': {spec.origin}, line {error.lineno}: {error.msg}"
         if names is not None and attribute not in names:
-            nearest = get_close_matches(attribute, sorted(names), n=1, cutoff=0.5)
-            return f"{key}: module '{module}' has no '{attribute}'" + (
-                f"; did you mean '{module}.{nearest[0]}'?" if nearest else ""
-            )
+            return f"{key}: module '{module}' has no '{attribute}'{_nearest(attribute, sorted(names))}"
     return None
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Where a module would be imported from. `importlib.util.find_spec` would import the packages above it."""
+    if name in sys.modules:
+        return sys.modules[name].__spec__
+    parent = name.rpartition(".")[0]
+    path = None
+    if parent:
+        package = _find_module(parent)
+        if package is None or package.submodule_search_locations is None:
+            return None
+        path = package.submodule_search_locations
+    found = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
 
 
 def _top_level_names(source: str) -> set[str] | None:
@@ -131,14 +167,14 @@ def _top_level_names(source: str) -> set[str] | None:
             names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names.update(target.id for target in targets if isinstance(target, ast.Name))
+            names.update(n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
         elif not isinstance(node, ast.Expr):
             return None
     return names
 
 
 def _combination_problems(recipe: Recipe) -> Iterator[str]:
-    rollout, tiny, placed = recipe.rollout, recipe.model.tiny, recipe.placement.actors
+    rollout, tiny, engine = recipe.rollout, recipe.model.tiny, recipe.policy.engine
     if rollout.group_size == 1 and recipe.algorithm.advantage in ("group_mean", "group_norm"):
         yield (
             f"rollout.group_size: a group of 1 has no one to be compared with, and algorithm.advantage "
@@ -157,6 +193,16 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
         yield f"trainer.optimizer.betas: two numbers are needed, not {len(recipe.trainer.optimizer.betas)}"
     if recipe.model.source == "tiny-qwen3" and tiny.num_heads % tiny.num_kv_heads:
         yield f"model.tiny.num_kv_heads: {tiny.num_kv_heads} does not divide model.tiny.num_heads = {tiny.num_heads}"
+    if recipe.model.source == "tiny-qwen3" and tiny.num_kv_heads % recipe.trainer.parallelism.tensor_parallel:
+        yield (
+            f"trainer.parallelism.tensor_parallel: {recipe.trainer.parallelism.tensor_parallel} ranks cannot share "
+            f"model.tiny.num_kv_heads = {tiny.num_kv_heads}; it has to divide that number"
+        )
+    if engine.max_num_batched_tokens < engine.max_num_seqs:
+        yield (
+            f"policy.engine.max_num_batched_tokens: {engine.max_num_batched_tokens} tokens in one pass cannot hold one token "
+            f"of each of policy.engine.max_num_seqs = {engine.max_num_seqs} sequences; raise it, or lower max_num_seqs"
+        )
     if recipe.algorithm.minibatches > rollout.groups_per_step:
         yield (
             f"algorithm.minibatches: {recipe.algorithm.minibatches} parts cannot be made of rollout.groups_per_step = "
@@ -167,20 +213,36 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
             "rollout.history: eval.name 'blackjack' reads one probability for each state, so that a prompt may hold nothing "
             "but the state: use history: none, or another evaluation"
         )
-    world_size = recipe.trainer.parallelism.world_size
+    if not recipe.env.url and ":" not in recipe.env.app:
+        yield (
+            f"env.app: '{recipe.env.app}' is not an application such as my_package.my_module:app; name one to start, or "
+            "give env.url of a running server"
+        )
+    for key, text in (
+        ("run.name", recipe.run.name),
+        ("run.dir", recipe.run.dir),
+        ("model.source", recipe.model.source),
+    ):
+        if not text:
+            yield f"{key}: it must not be empty"
+
+
+def _placement_problems(recipe: Recipe) -> Iterator[str]:
+    placed, world_size = recipe.placement.actors, recipe.trainer.parallelism.world_size
     if placed.trainer.procs != world_size:
         yield (
             f"placement.actors.trainer.procs: trainer.parallelism asks for {world_size} ranks, and there are "
             f"{placed.trainer.procs} procs; set it to {world_size}"
         )
-    for actor in ("trainer", "replay_buffer", "ref_model"):
-        if getattr(placed, actor).replicas != 1:
-            yield f"placement.actors.{actor}.replicas: there is one {actor}; use placement.actors.{actor}.procs for more ranks"
-    for actor in ("policy", "ref_model", "replay_buffer", "reward", "rollout", "env"):
+    if placed.trainer.replicas != 1:
+        yield "placement.actors.trainer.replicas: there is one trainer; use trainer.parallelism for more ranks"
+    for actor in ("ref_model", "replay_buffer"):
+        for key in ("replicas", "procs"):
+            if getattr(getattr(placed, actor), key) != 1:
+                yield f"placement.actors.{actor}.{key}: there is one {actor}, in one process; set it to 1"
+    for actor in ("policy", "reward", "rollout", "env"):
         if getattr(placed, actor).procs != 1:
             yield f"placement.actors.{actor}.procs: a {actor} is one process; use placement.actors.{actor}.replicas for more"
-    if not recipe.env.url and not recipe.env.app:
-        yield "env.app: an application to start or env.url of a running server is needed"
     try:
         plan_placement(recipe.placement, needed_actors(recipe))
     except RecipeError as error:
