@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orjson
 
-from rlmesh.errors import RLMeshError
-from rlmesh.recipe import Recipe, recipe_yaml
+from rlmesh.errors import RecipeError, RLMeshError
+from rlmesh.recipe import Recipe, load_recipe, recipe_yaml
 from rlmesh.rollout.types import Group
 
 
@@ -36,18 +36,36 @@ class RunDirectory:
 
     def begin(self, recipe: Recipe) -> None:
         """Take the directory for a new run and save the resolved recipe in it."""
+        for name in ("logs", "rollouts", "checkpoints", "eval", "plots"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+        self._take()
         if (self.path / "recipe.yaml").exists():
+            self.close()
             raise RLMeshError(
                 f"run.dir: {self.path} holds a run already; choose another run.name or run.dir, or remove it"
             )
-        for name in ("logs", "rollouts", "checkpoints", "eval", "plots"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RLMeshError(f"run.dir: another process is using {self.path}") from None
-        (self.path / "recipe.yaml").write_text(recipe_yaml(recipe))
+        _replace(self.path / "recipe.yaml", recipe_yaml(recipe))
+
+    def resume(self, recipe: Recipe) -> tuple[int, Path]:
+        """Take the directory to go on with its run; step and folder of the checkpoint to go on from.
+
+        What the run wrote after that checkpoint is dropped, because its steps are made again. The recipe may differ from the
+        saved one, which it replaces, in all but the model and the seed.
+        """
+        self._require_run()
+        saved = load_recipe(self.path / "recipe.yaml")
+        self._take()
+        for key, before, now in (("model", saved.model, recipe.model), ("run.seed", saved.run.seed, recipe.run.seed)):
+            if before != now:
+                self.close()
+                raise RecipeError(f"{key}: it is not what {self.path} was begun with, and a resumed run has to keep it")
+        if not self.checkpoints():
+            self.close()
+            raise RLMeshError(f"{self.path} has no checkpoint to go on from; remove it and begin again")
+        step, folder = self.checkpoints()[-1]
+        self._drop_from(step)
+        _replace(self.path / "recipe.yaml", recipe_yaml(recipe))
+        return step, folder
 
     def write_rollouts(self, step: int, groups: Iterable[Group]) -> None:
         """`rollouts/step_N.jsonl`: one line an episode."""
@@ -66,8 +84,10 @@ class RunDirectory:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         yield aside.resolve()
-        _sync(aside)
+        for path in [*aside.rglob("*"), aside]:  # a rename must never be on disk before what it names
+            _sync(path)
         aside.rename(root / f"step_{step}")
+        _sync(root)
         _replace(root / "latest", f"step_{step}\n")
         for _, old in self.checkpoints()[:-keep]:
             shutil.rmtree(old)
@@ -75,12 +95,13 @@ class RunDirectory:
     def checkpoints(self) -> list[tuple[int, Path]]:
         """Step and folder of every whole checkpoint, the oldest first."""
         found = (self.path / "checkpoints").glob("step_*")
-        return sorted((int(folder.name.removeprefix("step_")), folder) for folder in found if folder.is_dir())
+        steps = ((folder.name.removeprefix("step_"), folder) for folder in found if folder.is_dir())
+        return sorted((int(step), folder) for step, folder in steps if step.isdecimal())
 
     def export(self, out: Path, step: int | None = None) -> int:
         """Copy a checkpoint's model, an ordinary Hugging Face folder, to `out`; the newest one by default. Returns its step."""
-        if not (self.path / "recipe.yaml").exists():
-            raise RLMeshError(f"{self.path} is not a run directory (it has no recipe.yaml)")
+        self._require_run()
+        out = out.resolve()
         available = dict(self.checkpoints())
         if not available:
             raise RLMeshError(f"{self.path} has no checkpoint yet")
@@ -100,6 +121,32 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _require_run(self) -> None:
+        if not (self.path / "recipe.yaml").exists():
+            raise RLMeshError(f"{self.path} is not a run directory (it has no recipe.yaml)")
+
+    def _take(self) -> None:
+        lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise RLMeshError(f"run.dir: another process is using {self.path}") from None
+        self._lock = lock
+
+    def _drop_from(self, step: int) -> None:
+        """Remove what step `step` and later ones wrote, and what is left of a checkpoint that was not finished."""
+        metrics = self.path / "metrics.jsonl"
+        if metrics.exists():
+            lines = metrics.read_bytes().splitlines(keepends=True)
+            whole = (line for line in lines if line.endswith(b"\n"))
+            _replace(metrics, b"".join(line for line in whole if orjson.loads(line)["step"] < step).decode())
+        for path in (self.path / "rollouts").glob("step_*.jsonl"):
+            if int(path.stem.removeprefix("step_")) >= step:
+                path.unlink()
+        for path in (self.path / "checkpoints").glob(".step_*.partial"):
+            shutil.rmtree(path)
 
 
 def _episode_record(group: Group, index: int) -> dict:
@@ -128,17 +175,17 @@ def _episode_record(group: Group, index: int) -> dict:
     }
 
 
-def _sync(folder: Path) -> None:
-    """Every file and folder below is on disk: a rename must never be seen before what it names."""
-    for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _replace(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text)
+    aside.write_text(text, encoding="utf-8")
+    _sync(aside)
     aside.replace(path)
+    _sync(path.parent)

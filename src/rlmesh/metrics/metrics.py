@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 
-REDUCTIONS = ("mean", "sum", "max", "min")
+import numpy as np
+
+# numpy's maximum and minimum keep not-a-number whatever the order; Python's own lose it
+_COMBINE = {"mean": operator.add, "sum": operator.add, "max": np.maximum, "min": np.minimum}
 
 
 class Metrics:
@@ -30,8 +34,8 @@ class Metrics:
 
     def record(self, name: str, value: float, reduction: str = "mean", weight: float = 1.0) -> None:
         """Add one number; `reduction` is mean, sum, max or min."""
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"{name}: '{reduction}' is not one of {', '.join(REDUCTIONS)}")
+        if reduction not in _COMBINE:
+            raise ValueError(f"{name}: '{reduction}' is not one of {', '.join(_COMBINE)}")
         value = float(value)
         self._add(name, reduction, value * weight if reduction == "mean" else value, weight)
 
@@ -54,5 +58,4 @@ class Metrics:
         known, total, weights = self._records[name]
         if known != reduction:
             raise ValueError(f"{name} was recorded as {known} and as {reduction}")
-        combined = {"max": max, "min": min}.get(reduction, lambda a, b: a + b)(total, value)
-        self._records[name] = (reduction, combined, weights + weight)
+        self._records[name] = (reduction, float(_COMBINE[reduction](total, value)), weights + weight)

@@ -1,0 +1,199 @@
+import subprocess
+import sys
+
+import orjson
+import pytest
+from episodes import group
+
+from rlmesh.checkpoint import RunDirectory
+from rlmesh.errors import RecipeError, RLMeshError
+from rlmesh.models.config import ModelConfig
+from rlmesh.recipe import Recipe, RunConfig, check_recipe, load_recipe
+
+
+def make_recipe(path, **options):
+    return check_recipe(Recipe(run=RunConfig(name="mine", dir=str(path), **options)))
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return make_recipe(tmp_path / "run")
+
+
+@pytest.fixture
+def directory(tmp_path, recipe):
+    directory = RunDirectory(tmp_path / "run")
+    directory.begin(recipe)
+    yield directory
+    directory.close()
+
+
+def save(directory, step, keep=10):
+    with directory.checkpoint(step, keep) as folder:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text(f'{{"step": {step}}}')
+
+
+def test_a_run_begins_with_its_resolved_recipe(directory, recipe):
+    assert load_recipe(directory.path / "recipe.yaml") == recipe
+    assert {"logs", "rollouts", "checkpoints", "eval", "plots"} <= {path.name for path in directory.path.iterdir()}
+
+
+def test_a_directory_that_holds_a_run_is_refused(directory, recipe):
+    directory.close()
+    again = RunDirectory(directory.path)
+    with pytest.raises(RLMeshError, match=r"run.dir: .*/run holds a run already; choose another run.name or run.dir"):
+        again.begin(recipe)
+    assert load_recipe(directory.path / "recipe.yaml") == recipe
+
+
+def test_a_refused_run_does_not_keep_the_directory_locked(directory, recipe):
+    save(directory, 5)
+    directory.close()
+    with pytest.raises(RLMeshError):
+        RunDirectory(directory.path).begin(recipe)
+    resumed = RunDirectory(directory.path)
+    assert resumed.resume(recipe)[0] == 5
+    resumed.close()
+
+
+def test_another_process_cannot_use_it_at_the_same_time(directory):
+    save(directory, 5)
+    code = (
+        "import sys; from pathlib import Path; from rlmesh.checkpoint import RunDirectory;"
+        "from rlmesh.recipe import load_recipe;"
+        "path = Path(sys.argv[1]); RunDirectory(path).resume(load_recipe(path / 'recipe.yaml'))"
+    )
+    command = [sys.executable, "-c", code, str(directory.path)]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert "another process is using" in refused.stderr.splitlines()[-1]
+    directory.close()
+    subprocess.run(command, check=True)
+
+
+def test_a_checkpoint_appears_whole_and_latest_names_it(directory):
+    root = directory.path / "checkpoints"
+    with directory.checkpoint(3, keep=2) as folder:
+        (folder / "weights").write_text("x")
+        assert directory.checkpoints() == []
+        assert not (root / "step_3").exists() and not (root / "latest").exists()
+    assert directory.checkpoints() == [(3, root / "step_3")]
+    assert (root / "latest").read_text() == "step_3\n"
+    assert (root / "step_3" / "weights").read_text() == "x"
+
+
+def test_a_checkpoint_that_fails_half_way_is_not_one(directory):
+    save(directory, 3)
+    with pytest.raises(OSError), directory.checkpoint(6, keep=2) as folder:
+        (folder / "half").write_text("x")
+        raise OSError("disk full")
+    assert [step for step, _ in directory.checkpoints()] == [3]
+    assert (directory.path / "checkpoints" / "latest").read_text() == "step_3\n"
+    save(directory, 6)  # what the failure left behind is not in the way
+    assert not (directory.path / "checkpoints" / "step_6" / "half").exists()
+
+
+def test_the_newest_checkpoints_are_kept_by_number(directory):
+    for step in (8, 9, 10, 100):
+        save(directory, step, keep=2)
+    assert [step for step, _ in directory.checkpoints()] == [10, 100]
+
+
+def test_foreign_folders_are_no_checkpoints(directory):
+    save(directory, 3)
+    (directory.path / "checkpoints" / "step_3_backup").mkdir()
+    (directory.path / "checkpoints" / "step_9").write_text("a file")
+    assert [step for step, _ in directory.checkpoints()] == [3]
+
+
+def test_episodes_are_written_one_a_line(directory):
+    played = group([1.0, -1.0, None], step=4, index=2, version=3)
+    played.episodes[0].advantage = 0.5
+    played.episodes[1].metadata = {"regret": 0.25}
+    directory.write_rollouts(4, [played])
+    rows = [orjson.loads(line) for line in (directory.path / "rollouts" / "step_4.jsonl").read_bytes().splitlines()]
+    assert [(row["group"], row["episode"], row["reward"]) for row in rows] == [(2, 0, 1.0), (2, 1, -1.0), (2, 2, None)]
+    assert rows[0]["advantage"] == 0.5 and rows[0]["outcome"] == "ok" and rows[1]["metadata"] == {"regret": 0.25}
+    [turn] = rows[0]["turns"]
+    assert turn == {
+        "observation": "observation",
+        "action": "action",
+        "reward": 0.0,
+        "tokens": [7, 2],
+        "logprobs": [-0.1, -0.2],
+        "versions": [3, 3],
+        "finish_reason": "stop",
+    }
+
+
+def test_resume_drops_what_came_after_the_checkpoint(directory, tmp_path):
+    save(directory, 2)
+    (directory.path / "checkpoints" / ".step_4.partial").mkdir()
+    rows = b"".join(orjson.dumps({"step": step, "reward/mean": 0.1}) + b"\n" for step in range(4))
+    (directory.path / "metrics.jsonl").write_bytes(rows + b'{"step": 4, "rew')  # killed while writing
+    for step in range(4):
+        directory.write_rollouts(step, [group([1.0])])
+    directory.close()
+
+    longer = make_recipe(tmp_path / "run", steps=500)
+    resumed = RunDirectory(directory.path)
+    step, folder = resumed.resume(longer)
+    assert (step, folder.name) == (2, "step_2")
+    kept = [orjson.loads(line)["step"] for line in (directory.path / "metrics.jsonl").read_bytes().splitlines()]
+    assert kept == [0, 1]
+    assert {path.name for path in (directory.path / "rollouts").iterdir()} == {"step_0.jsonl", "step_1.jsonl"}
+    assert not (directory.path / "checkpoints" / ".step_4.partial").exists()
+    assert load_recipe(directory.path / "recipe.yaml") == longer
+    resumed.close()
+
+
+@pytest.mark.parametrize(
+    "change, key", [({"model": ModelConfig(max_length=64)}, "model"), ({"run": RunConfig(seed=9)}, "run.seed")]
+)
+def test_a_resumed_run_keeps_its_model_and_seed(directory, change, key):
+    save(directory, 2)
+    directory.close()
+    with pytest.raises(RecipeError, match=rf"^{key}: it is not what .*/run was begun with"):
+        RunDirectory(directory.path).resume(check_recipe(Recipe(**change)))
+
+
+def test_what_cannot_be_resumed_is_named(directory, recipe, tmp_path):
+    directory.close()
+    with pytest.raises(RLMeshError, match="has no checkpoint to go on from"):
+        RunDirectory(directory.path).resume(recipe)
+    with pytest.raises(RLMeshError, match="nowhere is not a run directory"):
+        RunDirectory(tmp_path / "nowhere").resume(recipe)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_export_copies_the_model_of_the_newest_or_a_named_checkpoint(directory, tmp_path, monkeypatch):
+    save(directory, 9)
+    save(directory, 10)
+    assert directory.export(tmp_path / "out" / "newest") == 10
+    assert (tmp_path / "out" / "newest" / "config.json").read_text() == '{"step": 10}'
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert directory.export(tmp_path / "empty" / "inner", step=9) == 9
+    assert [path.name for path in (tmp_path / "empty").iterdir()] == ["inner"]
+
+
+def test_export_overwrites_nothing(directory, tmp_path):
+    save(directory, 9)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    with pytest.raises(RLMeshError, match="out is not empty, and nothing is overwritten"):
+        directory.export(tmp_path / "out")
+    with pytest.raises(RLMeshError, match="precious is not empty"):
+        directory.export(tmp_path / "out" / "precious")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]
+
+
+def test_export_names_what_is_missing(directory, tmp_path):
+    with pytest.raises(RLMeshError, match="has no checkpoint yet"):
+        directory.export(tmp_path / "out")
+    save(directory, 9)
+    with pytest.raises(RLMeshError, match="has no checkpoint of step 3; it has 9"):
+        directory.export(tmp_path / "out", step=3)
+    with pytest.raises(RLMeshError, match="is not a run directory"):
+        RunDirectory(tmp_path).export(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
