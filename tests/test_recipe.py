@@ -43,7 +43,7 @@ def test_a_recipe_gives_plain_dataclasses(tmp_path):
             trainer: {optimizer: {lr: 2e-3, betas: [0.8, 0.9]}}
             reward: {function: rlmesh.rewards.episode_return, args: {nested: {a: [1, 2]}}}
             warm_start: {steps: 3}
-            placement: {hosts: {local: {gpus: 2}, far: {count: 2}}}
+            placement: {job: process, hosts: {local: {gpus: 2}, far: {count: 2}}}
             """,
         )
     )
@@ -98,7 +98,7 @@ def test_the_same_recipe_may_be_extended_by_two(tmp_path):
 
 def test_the_resolved_recipe_loads_again_as_it_is(tmp_path):
     recipe = load_recipe(
-        CONFIGS / "blackjack.yaml", ["run.steps=7", "run.name=again", "placement.hosts={local: {}, more: {count: 2}}"]
+        CONFIGS / "blackjack.yaml", ["run.steps=7", "run.name=again", "placement.hosts={local: {}, more: {gpus: 2}}"]
     )
     saved = recipe_yaml(recipe)
     assert load_recipe(write(tmp_path / "saved.yaml", saved)) == recipe

@@ -175,6 +175,15 @@ COMBINATIONS = [
         ["placement.actors.policy.gpus=1"],
         "placement.actors.policy.gpus: host 0 of 'local' would need 1 GPUs and has 0 (placement.hosts.local.gpus)",
     ),
+    (["placement.hosts.local.count=2"], "placement.hosts.local.count: job 'local' is this one machine; set it to 1"),
+    (
+        ["placement.hosts={local: {gpus: 1}, more: {gpus: 1}}"],
+        "placement.hosts.more.gpus: job 'local' runs every host on this machine, and its GPUs would be given to 2 hosts",
+    ),
+    (
+        ["placement.job=process", "placement.hosts.local={count: 3, gpus: 1}"],
+        "placement.hosts.local.gpus: job 'process' runs every host on this machine",
+    ),
     (
         ["placement.hosts.local.gpus=1", "placement.actors.policy.gpus=1", "placement.actors.trainer.gpus=1"],
         "placement.actors.trainer.gpus: host 0 of 'local' would need 2 GPUs and has 1",
@@ -200,9 +209,10 @@ def test_problems_of_a_kind_are_shown_at_once(problems):
         ["algorithm.kl_coef={from: 0.3, to: 0.0}"],
         ["rollout.group_size=1", "algorithm.advantage=rlmesh.losses.advantages.group_norm"],
         ["model.source=some/folder", "trainer.parallelism.tensor_parallel=2", "placement.actors.trainer.procs=2"],
+        ["placement.job=process", "placement.hosts={local: {count: 3}, gpu: {gpus: 2}}"],
         ["env.app=''", "env.url=ws://localhost:8000"],
         [
-            "placement.hosts={local: {}, gpu: {count: 2, gpus: 8}}",
+            "placement.hosts={local: {}, gpu: {gpus: 8}}",
             "placement.actors.policy={hosts: gpu, replicas: 4, gpus: 2}",
         ],
     ],

@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 
-@app.command(context_settings={"ignore_unknown_options": False})
+@app.command()
 def run(
     recipe: Annotated[Path, typer.Argument(help="the recipe (YAML)")],
     overrides: Annotated[Optional[list[str]], typer.Argument(help="key=value, for example run.steps=10")] = None,

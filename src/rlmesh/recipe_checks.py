@@ -229,6 +229,16 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
 
 def _placement_problems(recipe: Recipe) -> Iterator[str]:
     placed, world_size = recipe.placement.actors, recipe.trainer.parallelism.world_size
+    hosts, job = recipe.placement.hosts, recipe.placement.job
+    if job == "local":
+        for name in (name for name, config in hosts.items() if config.count != 1):
+            yield f"placement.hosts.{name}.count: job 'local' is this one machine; set it to 1, or use job: process"
+    with_gpus = [name for name, config in hosts.items() for _ in range(config.count) if config.gpus]
+    if len(with_gpus) > 1:  # both jobs stay on this machine, whose GPUs would be numbered from 0 for each of them
+        yield (
+            f"placement.hosts.{with_gpus[-1]}.gpus: job '{job}' runs every host on this machine, and its GPUs would be given to "
+            f"{len(with_gpus)} hosts ({', '.join(with_gpus)}); give gpus to one host of count 1"
+        )
     if placed.trainer.procs != world_size:
         yield (
             f"placement.actors.trainer.procs: trainer.parallelism asks for {world_size} ranks, and there are "

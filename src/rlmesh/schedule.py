@@ -69,6 +69,6 @@ def problems(value: dict[str, Any], total_steps: int) -> list[str]:
         found.append(
             f"the schedule ends before it starts: 'over' is {value['over']}; steps, or a share of the run below 1"
         )
-    if after >= total_steps:
+    if after >= max(total_steps, 1):
         found.append(f"the schedule starts at step {after}, after the last step {total_steps - 1}")
     return found

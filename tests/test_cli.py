@@ -1,0 +1,123 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlmesh.checkpoint import RunDirectory
+from rlmesh.cli import main
+from rlmesh.recipe import Recipe, RunConfig, check_recipe, load_recipe
+
+BLACKJACK = str(Path(__file__).parents[1] / "configs" / "blackjack.yaml")
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    return stop.value.code or 0
+
+
+def test_dry_run_prints_the_resolved_recipe_and_the_placement(capsys, tmp_path):
+    assert exit_code("run", BLACKJACK, "run.name=tried", "--dry-run", f"run.dir={tmp_path}/${{run.name}}") == 0
+    text, table = capsys.readouterr().out.split("placement (local job)")
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(text.rstrip())
+    assert load_recipe(resolved) == load_recipe(BLACKJACK, ["run.name=tried", f"run.dir={tmp_path}/tried"])
+    for actor in ("policy", "trainer", "replay_buffer", "reward", "rollout", "ref_model", "env"):
+        assert actor in table
+    assert not (tmp_path / "tried").exists()  # nothing was started
+
+
+def test_dry_run_shows_every_replica_with_its_gpus(capsys, tmp_path):
+    (tmp_path / "gpu.yaml").write_text(
+        """
+        placement:
+          job: process
+          hosts: {local: {count: 2}, gpu: {gpus: 6}}
+          actors: {policy: {hosts: gpu, replicas: 2, gpus: 2, threads: 3}, trainer: {hosts: gpu, procs: 2, gpus: 1}, rollout: {replicas: 2}}
+        trainer: {parallelism: {data_parallel_shard: 2}}
+        """
+    )
+    assert exit_code("run", str(tmp_path / "gpu.yaml"), "--dry-run") == 0
+    table = capsys.readouterr().out.split("placement (process job)")[1]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if "│" in line]
+    assert rows[:3] == [
+        ["policy", "0", "gpu[0]", "1", "0,1", "3"],
+        ["policy", "1", "gpu[0]", "1", "2,3", "3"],
+        ["trainer", "0", "gpu[0]", "2", "4 5", "1"],
+    ]
+    assert [row[0] for row in rows[3:]] == ["replay_buffer", "reward", "rollout", "rollout", "env"]
+    assert [row[2] for row in rows[5:7]] == ["local[0]", "local[1]"]
+
+
+@pytest.mark.parametrize("module", ["rlmesh.run", "rlmesh.cli"])
+def test_dry_run_imports_nothing_heavy(module):
+    code = f"""
+import runpy, sys
+try:
+    if {module!r} == "rlmesh.run":
+        sys.argv = ["run", {BLACKJACK!r}, "--dry-run"]
+        runpy.run_module("rlmesh.run", run_name="__main__")
+    else:
+        from rlmesh.cli import main
+        main(["run", {BLACKJACK!r}, "--dry-run"])
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print(sorted({{"torch", "vllm", "monarch", "transformers"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments, lines",
+    [
+        (["nowhere.yaml"], ["rlmesh: nowhere.yaml: there is no such recipe"]),
+        ([BLACKJACK, "run.stpes=5"], ["rlmesh: run.stpes: unknown key; did you mean 'run.steps'?"]),
+        (
+            [BLACKJACK, "run.steps=0", "rollout.group_size=0"],
+            ["rlmesh: run.steps: 0 must be at least 1", "rollout.group_size: 0 must be at least 1"],
+        ),
+    ],
+)
+def test_a_wrong_recipe_ends_with_2_and_sentences(capsys, arguments, lines):
+    assert exit_code("run", *arguments) == 2
+    out = capsys.readouterr()
+    assert out.err.splitlines() == lines and out.out == ""
+
+
+def test_the_command_itself_prints_no_traceback():
+    done = subprocess.run([sys.executable, "-m", "rlmesh.run", "nowhere.yaml"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "rlmesh: nowhere.yaml: there is no such recipe\n")
+
+
+def test_a_directory_that_holds_a_run_ends_with_1(capsys, tmp_path):
+    recipe = check_recipe(Recipe(run=RunConfig(dir=str(tmp_path))))
+    directory = RunDirectory(tmp_path)
+    directory.begin(recipe)
+    directory.close()
+    assert exit_code("run", BLACKJACK, f"run.dir={tmp_path}") == 1
+    assert capsys.readouterr().err.startswith(f"rlmesh: run.dir: {tmp_path} holds a run already")
+
+
+def test_export(capsys, tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.begin(check_recipe(Recipe(run=RunConfig(dir=str(tmp_path / "run")))))
+    for step in (5, 10):
+        with directory.checkpoint(step, keep=2) as folder:
+            (folder / "model").mkdir()
+            (folder / "model" / "config.json").write_text(str(step))
+    directory.close()
+    assert exit_code("export", str(tmp_path / "run"), str(tmp_path / "out")) == 0
+    assert (tmp_path / "out" / "config.json").read_text() == "10"
+    assert "after 10 steps" in capsys.readouterr().out
+    assert exit_code("export", str(tmp_path / "run"), str(tmp_path / "five"), "--step", "5") == 0
+    assert (tmp_path / "five" / "config.json").read_text() == "5"
+    assert exit_code("export", str(tmp_path / "run"), str(tmp_path / "out")) == 1
+    assert capsys.readouterr().err == f"rlmesh: {tmp_path / 'out'} is not empty, and nothing is overwritten\n"
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["run", BLACKJACK, "--dry"], ["exprot"], ["export", "a"]])
+def test_a_wrong_command_ends_with_2(arguments, capsys):
+    assert exit_code(*arguments) == 2
+    assert "Error" in capsys.readouterr().err
