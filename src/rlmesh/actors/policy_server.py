@@ -7,7 +7,6 @@ import itertools
 import time
 import uuid
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from rlmesh.rollout.types import Completion, GenerateRequest
 if TYPE_CHECKING:
     from rlmesh.weights import WeightStore
 
-_FORK_SERVER_MODULE = "rlmesh.actors.vllm_processes"
+_FORK_SERVER_MODULE = "rlmesh.actors.vllm_fork_server"
 
 
 class PolicyServer(Actor):
@@ -68,12 +67,11 @@ class PolicyServer(Actor):
         await self.generate._method(self, [GenerateRequest([0], n=1, seed=0, max_tokens=1)])
 
     def _start_engine(self) -> None:
-        import_module(_FORK_SERVER_MODULE)  # before anything else of vLLM
-
         from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        import rlmesh.actors.vllm_processes  # noqa: F401  before anything else of vLLM
         from rlmesh.weights.vllm_engine import BACKEND, WorkerExtension
 
         options = self._config.engine
