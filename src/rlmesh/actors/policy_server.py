@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-import uuid
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import Actor, concurrent_endpoint, context
 
 from rlmesh.actors.config import PolicyServerConfig
 from rlmesh.errors import ActorFailure
@@ -20,6 +20,7 @@ from rlmesh.rollout.types import Completion, GenerateRequest
 
 if TYPE_CHECKING:
     from rlmesh.weights import WeightStore
+    from rlmesh.weights.snapshot import Manifest
 
 _FORK_SERVER_MODULE = "rlmesh.actors.vllm_fork_server"
 
@@ -28,8 +29,8 @@ class PolicyServer(Actor):
     """Tokens in; tokens, their logprobs and the policy version out.
 
     Logprobs are those of the sampling distribution, temperature applied. Invariants: `logprobs[i]` belongs to `tokens[i]`; the
-    version changes only while the engine stands still, so that the lowest and highest version of a completion are exact; a
-    sample is decided by its request's seed and place alone, whatever is served beside it.
+    version changes only while the engine stands still, so that no token of a completion is older than its lowest version
+    or newer than its highest; a sample is decided by its request's seed and place alone, whatever is served beside it.
 
     >>> policy = proc_mesh.spawn("policy", PolicyServer, PolicyServerConfig(), "model", 64, 1.0)        # doctest: +SKIP
     >>> await policy.setup.call_one()
@@ -46,6 +47,7 @@ class PolicyServer(Actor):
         self._config, self._model_path, self._max_length = config, model_path, max_length
         self._temperature, self._pause = temperature, pause
         self._version = 0
+        self._store: WeightStore | None = None
         self._request_ids = itertools.count()
         self._running = 0
         self._busy: list[tuple[float, float]] = []
@@ -54,7 +56,6 @@ class PolicyServer(Actor):
     @concurrent_endpoint
     async def setup(self, store: WeightStore | None = None) -> None:
         """Start vLLM's engine. `store` is needed to fetch weights."""
-        self._store = store
         self._eos = sorted(eos_token_ids(self._model_path))
         # vLLM's own processes are forked from one that imports vLLM while this one does.
         import multiprocessing
@@ -62,16 +63,38 @@ class PolicyServer(Actor):
 
         multiprocessing.set_forkserver_preload([_FORK_SERVER_MODULE])
         forkserver.ensure_running()
-        await asyncio.to_thread(self._start_engine)
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await asyncio.to_thread(self._start_engine)
+        except TimeoutError:
+            raise ActorFailure(f"PolicyServer: vLLM was not ready within {self._config.start_timeout_s:g} s") from None
         # The first request warms the engine up, so that no episode has to.
         await self.generate._method(self, [GenerateRequest([0], n=1, seed=0, max_tokens=1)])
+        if store is not None:
+            await self._prepare_fetching(store)
+
+    async def _prepare_fetching(self, store: WeightStore) -> None:
+        from vllm.platforms import current_platform
+
+        from rlmesh.weights.snapshot import tensor_shapes
+
+        if current_platform.is_cpu() and self._engine.model_config.is_moe:
+            raise ActorFailure(
+                "PolicyServer: vLLM on CPU corrupts a mixture-of-experts model when its weights are updated; use a GPU"
+            )
+        actor = context().actor_instance
+        self._store, self._reader = store, f"{actor.name}[{actor.rank.rank}]"
+        self._shapes = tensor_shapes(Path(self._model_path))
+        await store.register(self._reader)
 
     def _start_engine(self) -> None:
+        import_module("rlmesh.actors.vllm_processes")  # before anything else of vLLM
+
         from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        import rlmesh.actors.vllm_processes  # noqa: F401  before anything else of vLLM
         from rlmesh.weights.vllm_engine import BACKEND, WorkerExtension
 
         options = self._config.engine
@@ -84,6 +107,8 @@ class PolicyServer(Actor):
             enforce_eager=options.enforce_eager,
             enable_prefix_caching=options.prefix_caching,
             block_size=options.block_size,
+            # A prompt in two parts rewinds the request's random stream, which torch cannot do on CPU: the engine would die.
+            enable_chunked_prefill=False if current_platform.is_cpu() else None,
             gpu_memory_utilization=options.gpu_memory_utilization,
             skip_tokenizer_init=True,  # token in, token out: nothing here knows of text
             generation_config="vllm",  # and nothing but the request decides how is sampled
@@ -161,12 +186,13 @@ class PolicyServer(Actor):
             )
 
     async def _score_at_once(self, prompt: list[int], completion: list[int]) -> np.ndarray:
-        """vLLM's logprobs of a prompt: one pass, but always those of temperature 1."""
+        """In one pass: vLLM's logprobs of a prompt (always of temperature 1), and the last token as the one to sample."""
         from vllm import SamplingParams
 
-        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        output = await self._serve(prompt + completion, sampling)
-        entries = output.prompt_logprobs[len(prompt) :]
+        *before, last = completion
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, logprob_token_ids=[last], detokenize=False)
+        output = await self._serve(prompt + before, sampling)
+        entries = [*output.prompt_logprobs[len(prompt) :], output.outputs[0].logprobs[0]]
         return np.array(
             [entry[token].logprob for token, entry in zip(completion, entries, strict=True)], dtype=np.float32
         )
@@ -189,32 +215,51 @@ class PolicyServer(Actor):
     async def fetch(self, version: int) -> dict[str, float]:
         """Serve a published version from here on; returns the seconds that it took and that requests stood still.
 
-        With `pause: keep` running requests go on with the new weights, with `wait` they finish first. When the bytes are not
-        right, nothing changes and the old version is served on.
+        With `pause: keep` running requests go on with the new weights, with `wait` they finish first. Weights that are not
+        those that were published, or not this model's, are refused and the old version is served on.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         if self._store is None:
             raise ActorFailure("PolicyServer: fetch needs the WeightStore that setup takes")
+        from rlmesh.weights.snapshot import check_shapes
+
         async with self._updating:
             began = time.monotonic()
             manifest = await self._store.manifest(version)
-            own = Path("/dev/shm") / f"rlmesh-{uuid.uuid4().hex}"
-            segment = await self._store.segment(manifest, own)
-            update = WeightTransferUpdateRequest(update_info={"segment": str(segment), "manifest": manifest.to_dict()})
+            check_shapes(manifest, self._shapes)
+            await self._hand_over(manifest)
             paused = time.monotonic()
-            # The engine core's own pause: `pause_generation` adds a sleep of 20 ms. The prefix cache is emptied with it.
-            await self._engine.engine_core.pause_scheduler_async(mode=self._pause, clear_cache=True)
-            try:
-                await self._engine.start_weight_update()
-                await self._engine.update_weights(update)
-                await self._engine.finish_weight_update(weight_version=str(version))
-                self._version = version
-            finally:
-                await self._engine.engine_core.resume_scheduler_async()
-                own.unlink(missing_ok=True)
+            await self._load(version)
             ended = time.monotonic()
+            await self._store.acknowledge(self._reader, version)
         return {"fetch_s": ended - began, "paused_s": ended - paused}
+
+    async def _hand_over(self, manifest: Manifest) -> None:
+        """Give the version's bytes to vLLM's worker, which checks them; requests are served meanwhile."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        from rlmesh.weights.transport import own_segment
+
+        own = own_segment()
+        try:
+            segment = await self._store.segment(manifest, own)
+            await self._engine.start_weight_update()
+            await self._engine.update_weights(
+                WeightTransferUpdateRequest({"segment": str(segment), "manifest": manifest.to_dict()})
+            )
+        finally:
+            own.unlink(missing_ok=True)  # the worker has it mapped
+
+    async def _load(self, version: int) -> None:
+        # The engine core's own pause: `pause_generation` adds a sleep of 20 ms. The prefix cache is emptied with it.
+        await self._engine.engine_core.pause_scheduler_async(mode=self._pause, clear_cache=True)
+        try:
+            await self._engine.finish_weight_update(weight_version=str(version))
+        except Exception as error:
+            # The model may be neither the old nor the new one: it must not serve.
+            self._engine.shutdown()
+            raise ActorFailure(f"PolicyServer: stopped, because loading version {version} failed: {error}") from error
+        self._version = version
+        await self._engine.engine_core.resume_scheduler_async()
 
     @concurrent_endpoint
     async def version(self) -> int:

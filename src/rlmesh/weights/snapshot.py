@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import xxhash
+from safetensors import safe_open
 
 from rlmesh.errors import RLMeshError
 
@@ -78,3 +80,26 @@ def read_tensors(manifest: Manifest, flat: torch.Tensor) -> dict[str, torch.Tens
     if flat.numel() != manifest.size_bytes or checksum(flat) != manifest.checksum:
         raise WeightsError(f"weights: version {manifest.version} does not have the checksum that it was published with")
     return {entry.name: view_of(entry, flat) for entry in manifest.entries}
+
+
+def tensor_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a snapshot of the folder's model holds, the head of a tied model among them."""
+    shapes = {}
+    for path in sorted(model_path.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
+    if "model.embed_tokens.weight" in shapes:
+        shapes.setdefault("lm_head.weight", shapes["model.embed_tokens.weight"])
+    return shapes
+
+
+def check_shapes(manifest: Manifest, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raises: WeightsError when the snapshot is not of this model: vLLM keeps what is missing as it was, without a word."""
+    published = {entry.name: tuple(entry.shape) for entry in manifest.entries}
+    wrong = sorted(name for name in shapes.keys() | published.keys() if shapes.get(name) != published.get(name))
+    if wrong:
+        name = wrong[0]
+        raise WeightsError(
+            f"weights: version {manifest.version} does not fit the model: {name} is {published.get(name, 'not there')} "
+            f"and should be {shapes.get(name, 'not there')} ({len(wrong)} tensors differ)"
+        )

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from pathlib import Path
 
 import torch
 import torchstore
+from monarch._src.actor.actor_mesh import ActorMesh
+from monarch.actor import this_proc
 
 import rlmesh.weights.torchstore_adapter  # noqa: F401  must be there before a store is used, in every process
 from rlmesh.weights.config import WeightsConfig
+from rlmesh.weights.readers import ReaderLedger
 from rlmesh.weights.snapshot import Manifest, WeightsError, checksum, plan_entries, read_tensors, write_tensors
-from rlmesh.weights.transport import SharedMemoryTransport, TorchStoreTransport, Transport
+from rlmesh.weights.transport import (
+    SEGMENTS,
+    SharedMemoryTransport,
+    TorchStoreTransport,
+    Transport,
+    map_segment,
+    own_prefix,
+    sweep_segments,
+)
 
 
 class WeightStore:
     """A picklable handle to the weights that a run publishes; any actor may hold one.
 
     Invariants: a published version is a snapshot that nothing changes any more, complete or not there at all (its manifest
-    is written last); a fetch gives every tensor of one version, with the checksum it was published with, or fails. TorchStore
-    holds the manifests, and the bytes too under `transport: torchstore`; under `auto` the bytes are in shared memory.
+    is written last); a fetch gives every tensor of one version, with the checksum it was published with, or fails; a version
+    is dropped once every registered reader has acknowledged a newer one. TorchStore holds the manifests, and the bytes too
+    under `transport: torchstore`; under `auto` the bytes are in shared memory. What a killed run left there is removed when
+    the next store on this machine starts.
 
     >>> store = await WeightStore.start(WeightsConfig())            # doctest: +SKIP  in the controller
     >>> await store.publish(0, model.state_dict())                   # in the trainer
-    >>> weights = await store.fetch(0)                               # in any reader
-    >>> await store.drop_before(1)
+    >>> await store.register("policy")                               # in any reader
+    >>> weights = await store.fetch(0)
+    >>> await store.acknowledge("policy", 0)
     >>> await store.stop()
 
     Raises: WeightsError for a version that is not there, or whose bytes are not those that were published.
@@ -33,16 +46,18 @@ class WeightStore:
 
     def __init__(self, name: str, transport: Transport):
         self._name, self._transport = name, transport
+        self._readers: ActorMesh | None = None
 
     @classmethod
     async def start(cls, config: WeightsConfig) -> WeightStore:
         """Start a store of this run's own."""
-        _sweep_shared_memory()
-        # The process in the name tells a later run whether what it finds in /dev/shm still belongs to someone.
-        name = f"rlmesh-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        sweep_segments()
+        name = f"{own_prefix()}{uuid.uuid4().hex[:8]}"
         await torchstore.initialize(store_name=name)
         roads = {"auto": SharedMemoryTransport, "torchstore": TorchStoreTransport}
-        return cls(name, roads[config.transport](name))
+        store = cls(name, roads[config.transport](name))
+        store._readers = this_proc().spawn(f"readers_{uuid.uuid4().hex[:8]}", ReaderLedger, store)
+        return store
 
     async def publish(self, version: int, state_dict: dict[str, torch.Tensor]) -> Manifest:
         """Publish a snapshot; when this returns, the tensors may change again. A version is published once."""
@@ -78,13 +93,19 @@ class WeightStore:
         if isinstance(self._transport, SharedMemoryTransport):
             return Path(manifest.location)
         flat = await self._transport.get(manifest.location, manifest.size_bytes)
-        from rlmesh.weights.transport import map_segment
-
         map_segment(path, manifest.size_bytes, create=True).copy_(flat)
         return path
 
+    async def register(self, reader: str) -> None:
+        """Nothing is dropped from here on that this reader has not gone past. A reader that starts again does so again."""
+        await self._readers.register.call_one(reader)
+
+    async def acknowledge(self, reader: str, version: int) -> None:
+        """The reader has `version` and will ask for nothing older: what no reader can ask for any more is dropped."""
+        await self._readers.acknowledge.call_one(reader, version)
+
     async def drop_before(self, version: int) -> None:
-        """Forget every older version: call it once every reader has fetched `version` or a newer one."""
+        """Forget every older version, whoever may still want it (readers acknowledge instead)."""
         for number in await self.versions():
             if number < version:
                 manifest = await self.manifest(number)
@@ -98,18 +119,11 @@ class WeightStore:
 
     async def stop(self) -> None:
         """Drop everything and stop the store."""
-        for path in Path("/dev/shm").glob(f"{self._name}-*"):
+        for path in SEGMENTS.glob(f"{self._name}-*"):
             path.unlink(missing_ok=True)
+        await self._readers.stop()
         await torchstore.shutdown(store_name=self._name)
 
     @staticmethod
     def _key(version: int) -> str:
         return f"manifest.{version}"
-
-
-def _sweep_shared_memory() -> None:
-    """Remove what runs that were killed left in shared memory: segments whose process is gone."""
-    for path in Path("/dev/shm").glob("rlmesh-*"):
-        pid = path.name.split("-")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            path.unlink(missing_ok=True)

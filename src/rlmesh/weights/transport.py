@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from rlmesh.weights.snapshot import WeightsError
+
+SEGMENTS = Path("/dev/shm")
 
 
 class Transport(Protocol):
@@ -30,7 +34,7 @@ class SharedMemoryTransport:
         self._name = name
 
     async def put(self, version: int, size_bytes: int, fill) -> tuple[str, str]:
-        path = Path("/dev/shm") / f"{self._name}-v{version}"
+        path = SEGMENTS / f"{self._name}-v{version}"
         return str(path), fill(map_segment(path, size_bytes, create=True))
 
     async def get(self, location: str, size_bytes: int) -> torch.Tensor:
@@ -69,9 +73,39 @@ def map_segment(path: Path, size_bytes: int, create: bool = False) -> torch.Tens
     """A file's bytes as a tensor, uint8 [size_bytes], shared with every process that maps it."""
     if create:
         with path.open("wb") as file:
-            file.truncate(size_bytes)
+            try:
+                os.posix_fallocate(
+                    file.fileno(), 0, size_bytes
+                )  # or the first write to a full /dev/shm kills the process
+            except OSError as error:
+                path.unlink()
+                raise WeightsError(
+                    f"weights: no room for {size_bytes:,} bytes in {path.parent} ({error.strerror}); make it larger"
+                ) from error
     elif not path.exists() or path.stat().st_size != size_bytes:
         raise WeightsError(
             f"weights: {path} is not there, or not of {size_bytes} bytes; is this the host that published it?"
         )
     return torch.from_file(str(path), shared=True, size=size_bytes, dtype=torch.uint8)
+
+
+def own_prefix() -> str:
+    """How the names of this process's segments begin. A process number means something in its own namespace only."""
+    return f"rlmesh-{_namespace()}-{os.getpid()}-"
+
+
+def own_segment() -> Path:
+    """A new segment of this process's own."""
+    return SEGMENTS / f"{own_prefix()}{uuid.uuid4().hex}"
+
+
+def sweep_segments() -> None:
+    """Remove what processes that were killed left in shared memory."""
+    for path in SEGMENTS.glob(f"rlmesh-{_namespace()}-*"):
+        if not Path(f"/proc/{path.name.split('-')[2]}").exists():
+            path.unlink(missing_ok=True)
+
+
+def _namespace() -> int:
+    """The process namespace, which containers that share /dev/shm do not share."""
+    return Path("/proc/self/ns/pid").stat().st_ino

@@ -6,10 +6,12 @@ manifest. This file and `PolicyServer.fetch` are all that a new version of vLLM'
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -33,7 +35,11 @@ class UpdateInfo:
 
 
 class SegmentEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads a version from shared memory. The bytes are checked before anything of the model is touched."""
+    """Loads a version from shared memory, in two steps.
+
+    `receive_weights` checks the bytes and touches nothing, so that it may run beside generation and may fail.
+    `finish_weight_update` loads them: when that fails, the model is neither the old one nor the new one.
+    """
 
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
     supports_draft_weight_update = False
@@ -42,19 +48,19 @@ class SegmentEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         pass
 
     def start_weight_update(self) -> None:
-        pass  # vLLM prepares its layers here; that waits until the bytes are known to be right
+        self._weights: dict[str, torch.Tensor] = {}
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
+        manifest = Manifest.from_dict(update_info.manifest)
+        self._weights = read_tensors(manifest, map_segment(Path(update_info.segment), manifest.size_bytes))
+
+    def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-        manifest = Manifest.from_dict(update_info.manifest)
-        weights = read_tensors(manifest, map_segment(Path(update_info.segment), manifest.size_bytes))
+        weights, self._weights = self._weights, {}
         initialize_layerwise_reload(self.model)
         self.model.load_weights(weights.items())
         finalize_layerwise_reload(self.model, self.model_config)
-
-    def finish_weight_update(self) -> None:
-        pass
 
     def shutdown(self) -> None:
         pass
@@ -65,3 +71,5 @@ class WorkerExtension:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, SegmentEngine)
+# At every update it warns of tables that are computed and never loaded; the PolicyServer checks that no weight is missing.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)

@@ -1,0 +1,189 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+import reference
+from spawning import IMPORTABLE, spawn_proc
+
+from rlmesh.actors.config import PolicyServerConfig
+from rlmesh.actors.launch import policy_environment
+from rlmesh.actors.policy_server import PolicyServer
+from rlmesh.errors import ActorFailure
+from rlmesh.mesh.service import Service
+from rlmesh.rollout.types import GenerateRequest
+
+PROMPT = [6 + i % 12 for i in range(40)]  # longer than a block of the prefix cache
+TOLERANCE = 5e-6
+
+
+def asking(seed=0, n=1, max_tokens=8, prompt=PROMPT):
+    return GenerateRequest(prompt, n=n, seed=seed, max_tokens=max_tokens)
+
+
+async def update(policy, seed, scale=0.1):
+    """Other weights, as the next version; returns transformers' model with the same."""
+    model = reference.perturbed(policy.model_path, seed, scale)
+    version = next(policy.versions)
+    await policy.store.publish(version, reference.weights_of(model))
+    await policy.service.fetch(version)
+    return model, version
+
+
+def distance(policy, model, sample, logprobs) -> np.ndarray:
+    """Per token, how far logprobs are from transformers'."""
+    expected = reference.logprobs(model, PROMPT, sample.tokens, policy.temperature)
+    return np.abs(expected.numpy() - np.array(logprobs))
+
+
+async def drift(policy, model) -> float:
+    """The largest difference between the server's logprobs, sampled and scored, and transformers'."""
+    [samples] = await policy.service.generate([asking(seed=11, n=8, max_tokens=16)])
+    scored = await policy.service.score([PROMPT] * 8, [s.tokens for s in samples])
+    assert [(s.shape, s.dtype) for s in scored] == [((len(s.tokens),), np.float32) for s in samples]
+    pairs = [(s, found) for s, row in zip(samples, scored, strict=True) for found in (s.logprobs, row)]
+    return max(distance(policy, model, sample, found).max() for sample, found in pairs)
+
+
+@pytest.fixture(params=["policy", "cool_policy"])
+def any_policy(request):
+    return request.getfixturevalue(request.param)
+
+
+async def test_logprobs_are_those_of_the_sampling_distribution_before_and_after_updates(any_policy):
+    for seed in (1, 2):
+        model, version = await update(any_policy, seed)
+        assert await drift(any_policy, model) < TOLERANCE
+        assert await any_policy.service.version() == version
+        # The server is the only reader, so that what it has gone past is gone.
+        assert await any_policy.store.versions() == [version]
+
+
+async def test_every_sample_arrives_aligned_and_ended(any_policy):
+    groups = await any_policy.service.generate([asking(seed=s, n=8, max_tokens=12) for s in range(32)])
+    assert [len(samples) for samples in groups] == [8] * 32
+    samples = [sample for group in groups for sample in group]
+    for sample in samples:
+        assert len(sample.tokens) == len(sample.logprobs)
+        assert not any_policy.ends & set(sample.tokens[:-1])
+        if sample.finish_reason == "stop":
+            assert sample.tokens[-1] in any_policy.ends
+        else:
+            assert (sample.finish_reason, len(sample.tokens)) == ("length", 12)
+            assert sample.tokens[-1] not in any_policy.ends
+    # Every token that ends a sequence for this model does end some.
+    assert {s.tokens[-1] for s in samples if s.finish_reason == "stop"} == any_policy.ends
+
+
+async def test_sequences_as_long_as_the_model_takes_are_made_and_scored(any_policy):
+    [[sample]] = await any_policy.service.generate([asking(prompt=[7] * 63, max_tokens=1)])
+    [scored] = await any_policy.service.score([[7] * 63], [sample.tokens])
+    np.testing.assert_allclose(scored, sample.logprobs, atol=TOLERANCE)
+
+
+async def test_a_sample_depends_on_its_seed_and_place_alone(policy):
+    [alone] = await policy.service.generate([asking(seed=3, n=2)])
+    # More prompt tokens than one forward pass of the engine holds, and more sequences than it runs at the same time.
+    others = [asking(seed=s, n=2, prompt=PROMPT[: 30 + s % 10]) for s in range(4, 400)]
+    *_, beside = await policy.service.generate([*others, asking(seed=3, n=2)])
+    assert [s.tokens for s in beside] == [s.tokens for s in alone]
+    assert [s.logprobs for s in beside] == [s.logprobs for s in alone]
+
+
+async def test_no_two_streams_are_the_same(policy):
+    # Were the seeds given to vLLM as they are, sample i of request s would be sample i - 1 of request s + 1.
+    groups = await policy.service.generate([asking(seed=s, n=4, max_tokens=16) for s in range(8)])
+    assert len({tuple(sample.tokens) for group in groups for sample in group}) == 32
+
+
+async def test_versions_of_requests_that_an_update_meets(any_policy, request):
+    """Token by token: were they made by the weights that the versions say?"""
+    old, before = await update(any_policy, 3)
+    requests = [asking(seed=s, max_tokens=24) for s in range(600)]  # more than run at the same time
+    running = asyncio.create_task(any_policy.service.generate(requests))
+    await asyncio.sleep(0.1)
+    new, after = await update(any_policy, 4)
+    samples = [sample for [sample] in await running]
+    [[later]] = await any_policy.service.generate([requests[0]])
+    assert (later.min_version, later.max_version) == (after, after)
+
+    switched = 0
+    for sample in samples:
+        by_old = distance(any_policy, old, sample, sample.logprobs) < TOLERANCE
+        by_new = distance(any_policy, new, sample, sample.logprobs) < TOLERANCE
+        first_new = int(by_old.argmin()) if not by_old.all() else len(by_old)
+        assert by_new[first_new:].all()  # old weights up to somewhere, new ones from there
+        used = {before} if first_new > 0 else set()
+        used |= {after} if first_new < len(by_old) else set()
+        assert {sample.min_version, sample.max_version} >= used
+        switched += len(used) == 2
+    assert {s.max_version for s in samples} == {before, after}  # or the update met none of them
+    assert (switched > 0) == (request.node.callspec.params["any_policy"] == "policy")  # `wait` lets them finish first
+
+
+async def test_corrupted_weights_are_refused_and_the_old_ones_served_on(policy):
+    model, version = await update(policy, 5)
+    broken = next(policy.versions)
+    manifest = await policy.store.publish(broken, reference.weights_of(reference.perturbed(policy.model_path, 6)))
+    with open(manifest.location, "r+b") as segment:
+        segment.seek(1000)
+        segment.write(b"\xff\xff\xff\xff")
+    with pytest.raises(ActorFailure, match=f"version {broken} does not have the checksum"):
+        await policy.service.fetch(broken)
+    assert await policy.service.version() == version
+    assert await drift(policy, model) < TOLERANCE
+    await update(policy, 7)
+
+
+async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_served_on(cool_policy):
+    model, version = await update(cool_policy, 5)
+    weights = reference.weights_of(reference.perturbed(cool_policy.model_path, 6))
+    headless, cut, more = dict(weights), dict(weights), dict(weights, surplus=weights["lm_head.weight"])
+    del headless["lm_head.weight"]  # as a tied model's own state dict may be: vLLM would keep the old head
+    cut["model.norm.weight"] = cut["model.norm.weight"][:-1]
+    for wrong, tensor in ((headless, "lm_head.weight"), (cut, "model.norm.weight"), (more, "surplus")):
+        refused = next(cool_policy.versions)
+        await cool_policy.store.publish(refused, wrong)
+        with pytest.raises(ActorFailure, match=f"version {refused} does not fit the model: {tensor}"):
+            await cool_policy.service.fetch(refused)
+    assert await cool_policy.service.version() == version
+    assert await drift(cool_policy, model) < TOLERANCE
+
+
+async def test_a_version_that_is_not_there_is_named(policy):
+    with pytest.raises(ActorFailure, match="version 999 is not in the store"):
+        await policy.service.fetch(999)
+
+
+@pytest.mark.parametrize("victim", ["actor", "controller"])
+async def test_no_process_outlives_the_actor_or_the_controller(untied, victim):
+    env = {**os.environ, **IMPORTABLE}
+    program = [sys.executable, "-m", "spawning", str(untied)]
+    with subprocess.Popen(program, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as controller:
+        pids = json.loads(next(line for line in controller.stdout if line.startswith('{"actor"')))
+        family = [psutil.Process(pid) for pid in pids["family"]]
+        assert {p.name() for p in family} >= {"VLLM::EngineCore", "VLLM::Worker"}
+        actor = psutil.Process(pids["actor"])
+        os.kill(actor.pid if victim == "actor" else controller.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs([actor, *family], timeout=10)
+        controller.kill()
+    assert not alive
+
+
+@pytest.mark.slow
+async def test_what_takes_too_long_is_named(untied):
+    for config, complaint in (
+        (PolicyServerConfig(start_timeout_s=0.5), "vLLM was not ready within 0.5 s"),
+        (PolicyServerConfig(request_timeout_s=0.001), "vLLM did not answer within 0.001 s"),
+    ):
+        procs = spawn_proc("late", policy_environment(config))
+        actor = procs.spawn("late", PolicyServer, config, str(untied), 64, 1.0)
+        service = Service("PolicyServer", [actor], limit_s=120)
+        with pytest.raises(ActorFailure, match=complaint):
+            await service.setup()
+        await procs.stop()
