@@ -40,9 +40,11 @@ def group_norm(rewards: Sequence[float | None]) -> np.ndarray:
     >>> group_norm([1.0, 0.0, None]).tolist()
     [1.0, -1.0, 0.0]
     """
-    advantages = group_mean(rewards)
-    deviation = np.std([r for r in rewards if r is not None]) if any(r is not None for r in rewards) else 0.0
-    return advantages / deviation if deviation > 0 else np.zeros(len(advantages))
+    scored = [reward for reward in rewards if reward is not None]
+    # Equal rewards have a deviation of 0, but not always in floating point: 0.1 seven times has one of 1e-17.
+    if not scored or min(scored) == max(scored):
+        return np.zeros(len(rewards))
+    return group_mean(rewards) / np.std(scored)
 
 
 def resolve_advantage(name: str) -> Advantage:

@@ -17,7 +17,7 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> Metrics:
         rewards = np.array([e.reward for e in group.episodes if e.reward is not None])
         if len(rewards):
             metrics.record("reward/std", rewards.std())
-            metrics.record("frac_reward_zero_std", float(rewards.std() == 0))
+            metrics.record("frac_reward_zero_std", float(np.ptp(rewards) == 0))
         for reward in rewards:
             metrics.record("reward/mean", reward)
         metrics.record("groups", 1, "sum")

@@ -1,0 +1,189 @@
+import json
+
+import numpy as np
+import pytest
+import reference
+import torch
+
+from rlmesh.actors.config import TrainerConfig
+from rlmesh.actors.process_group import join_process_group
+from rlmesh.errors import RecipeError
+from rlmesh.models.learner import Learner
+from rlmesh.models.titan import TitanModel
+from rlmesh.rollout.batch import Batch
+
+
+def random_batch(seed=0, count=24, masked=0.6):
+    rng = np.random.default_rng(seed)
+    tokens = [rng.integers(4, 100, rng.integers(2, 16)) for _ in range(count)]
+    masks = [np.r_[False, rng.random(len(t) - 1) < masked] for t in tokens]
+    masks[0][1] = True
+    logprobs = [np.where(m, -4.9 + rng.normal(0, 0.3, len(m)), 0) for m in masks]  # about what a fresh model says
+    advantages = [np.where(m, rng.normal(), 0) for m in masks]
+    batch = Batch.from_samples(tokens, masks, logprobs, advantages)
+    return batch.with_ref_logprobs(np.where(batch.loss_mask, batch.logprobs + rng.normal(0, 0.3, len(batch.tokens)), 0))
+
+
+def learner(path, temperature=1.0, **options):
+    torch.manual_seed(0)
+    join_process_group()
+    return Learner(path, TrainerConfig(**{"pack_length": 64, **options}), temperature)
+
+
+def gradient(a_learner):
+    return torch.cat([p.grad.flatten() for p in a_learner.titan.model.parameters()])
+
+
+GRPO = ("grpo", {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.2})
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", ["untied", "tied"])
+def test_logprobs_are_transformers(name, temperature, request):
+    path, batch = request.getfixturevalue(name), random_batch()
+    scores, model = learner(path, temperature).score(batch), reference.load(path)
+    for begin, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+        tokens = batch.tokens[begin:end].tolist()
+        expected = np.r_[0.0, reference.logprobs(model, tokens[:1], tokens[1:], temperature).numpy()]
+        np.testing.assert_allclose(scores[begin:end], np.where(batch.loss_mask[begin:end], expected, 0), atol=2e-6)
+
+
+@pytest.mark.parametrize("layout", [{"rows_per_micro_batch": 1}, {"rows_per_micro_batch": 3}, {"pack_length": 16}, {"pack_length": 16, "rows_per_micro_batch": 2}])
+def test_gradient_and_metrics_do_not_depend_on_packing_or_micro_batches(untied, layout):
+    batch, whole, split = random_batch(), learner(untied), learner(untied, **layout)
+    expected, stats = whole.forward_backward(batch, *GRPO), split.forward_backward(batch, *GRPO)
+    assert (gradient(split) - gradient(whole)).norm() < 1e-5 * gradient(whole).norm()
+    assert stats == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_accumulated_parts_weigh_by_their_tokens(untied):
+    """Two halves with the whole's token count as denominator are the whole: what ranks with fewer tokens must not change."""
+    batch, whole, parts = random_batch(masked=0.3), learner(untied), learner(untied)
+    whole.forward_backward(batch, *GRPO)
+    total = torch.zeros_like(gradient(whole))
+    for part in (batch.select(np.arange(3)), batch.select(np.arange(3, batch.num_samples))):
+        parts.forward_backward(part, *GRPO)
+        total += gradient(parts) * part.num_loss_tokens / batch.num_loss_tokens
+        parts.optimizer.zero_grad()
+    assert (total - gradient(whole)).norm() < 1e-5 * gradient(whole).norm()
+
+
+def test_tokens_outside_the_mask_have_no_effect(untied):
+    batch, other = random_batch(), random_batch()
+    other.logprobs[~other.loss_mask] = 77.0
+    other.advantages[~other.loss_mask] = 99.0
+    other.ref_logprobs[~other.loss_mask] = 55.0
+    first, second = learner(untied), learner(untied)
+    assert first.forward_backward(batch, *GRPO) == second.forward_backward(other, *GRPO)
+    assert torch.equal(gradient(first), gradient(second))
+
+
+def test_the_denominator_counts_exactly_the_masked_tokens(untied):
+    """Truncated or not, a token is in the numerator and in the denominator or in neither."""
+    batch = random_batch()
+    stats = learner(untied).forward_backward(batch, "cross_entropy", {})
+    scores = learner(untied).score(batch)
+    assert stats["loss"] == pytest.approx(-scores[batch.loss_mask].mean(), rel=1e-5)
+
+
+def test_with_its_own_logprobs_the_ratio_is_one_at_any_temperature(untied):
+    batch = random_batch()
+    for temperature in (0.7, 1.3):
+        mine = learner(untied, temperature)
+        batch.logprobs[:] = mine.score(batch)
+        stats = mine.forward_backward(batch, "grpo", {"kl_coef": 0.0})
+        assert stats["ratio/max"] == pytest.approx(1, abs=1e-5)
+        assert stats["mismatch_kl/max"] < 1e-8
+
+
+def test_entropy_is_that_of_the_distribution(untied):
+    batch, model = random_batch(count=1, masked=1.0), reference.load(untied)
+    log_softmax = torch.log_softmax(model(torch.from_numpy(batch.tokens)[None]).logits[0, :-1], -1)
+    expected = -(log_softmax.exp() * log_softmax).sum(-1).mean().item()
+    assert learner(untied).forward_backward(batch, "cross_entropy", {})["entropy"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_steps_of_cross_entropy_learn(untied):
+    mine, batch = learner(untied), random_batch()
+    losses = []
+    for _ in range(20):
+        losses.append(mine.forward_backward(batch, "cross_entropy", {})["loss"])
+        mine.optim_step(lr=1e-2)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_one_step_is_adamw_with_a_clipped_norm(untied):
+    mine, batch = learner(untied), random_batch()
+    mine.forward_backward(batch, *GRPO)
+    before = torch.cat([p.detach().flatten().clone() for p in mine.titan.model.parameters()])
+    g = gradient(mine).double()
+    stats = mine.optim_step(lr=1e-3)
+    assert stats["optim/grad_norm"] == pytest.approx(g.norm().item(), rel=1e-5)
+    g *= min(1.0, 1.0 / g.norm().item())
+    after = torch.cat([p.detach().flatten() for p in mine.titan.model.parameters()])
+    torch.testing.assert_close((before - after).double(), 1e-3 * g / (g.abs() + 1e-8), rtol=2e-2, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["untied", "tied"])
+def test_save_and_load_go_on_as_if_nothing_had_happened(name, request, tmp_path):
+    path, batch = request.getfixturevalue(name), random_batch()
+    straight, stopped = learner(path), learner(path)
+    for mine in (straight, stopped):
+        mine.forward_backward(batch, *GRPO)
+        mine.optim_step(lr=1e-2)
+    stopped.save(tmp_path)
+    resumed = learner(path)
+    resumed.load(tmp_path)
+    for mine in (straight, resumed):
+        mine.forward_backward(batch, *GRPO)
+        mine.optim_step(lr=1e-2)
+    for name, tensor in straight.titan.hf_state_dict().items():
+        assert torch.equal(tensor, resumed.titan.hf_state_dict()[name]), name
+
+
+@pytest.mark.parametrize("name", ["untied", "tied"])
+def test_what_is_saved_is_an_ordinary_model_folder(name, request, tmp_path):
+    path, batch = request.getfixturevalue(name), random_batch()
+    mine = learner(path)
+    mine.forward_backward(batch, *GRPO)
+    mine.optim_step(lr=1e-2)
+    mine.save(tmp_path)
+    tokens = torch.from_numpy(batch.tokens[: batch.offsets[1]])[None]
+    expected = learner(tmp_path / "model").score(batch)
+    assert np.array_equal(mine.score(batch), expected)
+    assert reference.load(tmp_path / "model")(tokens).logits.isfinite().all()
+    assert {p.name for p in path.iterdir()} == {p.name for p in (tmp_path / "model").iterdir()}
+
+
+def test_a_gradient_that_is_not_finite_is_not_a_step(untied):
+    mine, batch = learner(untied), random_batch()
+    batch.advantages[batch.loss_mask] = np.inf
+    mine.forward_backward(batch, *GRPO)
+    with pytest.raises(FloatingPointError, match="gradient's norm is"):
+        mine.optim_step(lr=1e-3)
+
+
+def test_a_batch_without_tokens_to_train_on_is_refused(untied):
+    with pytest.raises(ValueError, match="no tokens to train on"):
+        learner(untied).forward_backward(Batch.from_samples([[4, 5]], [[False, False]]), "cross_entropy", {})
+
+
+def test_an_architecture_that_is_not_known_is_named(untied, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    join_process_group()
+    with pytest.raises(RecipeError, match=r"model\.source: .* is a 'mamba' model; the trainer knows qwen3 and llama"):
+        TitanModel(tmp_path, TrainerConfig(), 1)
+
+
+def test_a_llama_is_transformers_too(tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=120, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True, max_position_embeddings=64)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    batch = random_batch()
+    scores, model = learner(tmp_path).score(batch), reference.load(tmp_path)
+    begin, end = batch.offsets[3], batch.offsets[4]
+    tokens = batch.tokens[begin:end].tolist()
+    expected = np.r_[0.0, reference.logprobs(model, tokens[:1], tokens[1:]).numpy()]
+    np.testing.assert_allclose(scores[begin:end], np.where(batch.loss_mask[begin:end], expected, 0), atol=1e-5)
