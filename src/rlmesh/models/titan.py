@@ -20,7 +20,7 @@ if not torch.accelerator.is_available():
     titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -212,18 +212,20 @@ class TitanModel:
 
     def load_hf(self, weights: dict[str, torch.Tensor]) -> None:
         """Take weights by their Hugging Face names. Raises: ValueError for missing or surplus names."""
-        wanted = self.adapter.to_hf(self.model.state_dict())
-        missing, surplus = wanted.keys() - weights.keys(), weights.keys() - wanted.keys() - {"lm_head.weight"}
-        if self.tied:
-            missing -= {"lm_head.weight"}
+        # torchtitan's names, whose tensors may be copies: fused projections are split and permuted for them.
+        state = self.model.state_dict()
+        wanted, weights = self.adapter.to_hf(state).keys() - {"lm_head.weight"}, dict(weights)
+        if not self.tied:
+            wanted |= {"lm_head.weight"}
+        missing, surplus = wanted - weights.keys(), weights.keys() - wanted - {"lm_head.weight"}
         if missing or surplus:
             raise ValueError(
                 f"weights do not fit the model: missing {sorted(missing)[:3]}, surplus {sorted(surplus)[:3]}"
             )
-        with torch.no_grad():
-            for name, parameter in wanted.items():
-                source = weights["model.embed_tokens.weight" if self.tied and name == "lm_head.weight" else name]
-                _copy_into(parameter, source)
+        if self.tied:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        sources = self.adapter.from_hf(weights)
+        self.model.load_state_dict({name: _placed_like(target, sources[name]) for name, target in state.items()})
 
 
 def _titan_config(config: TrainerConfig) -> tuple[ParallelismConfig, TrainingConfig]:
@@ -251,9 +253,9 @@ def read_safetensors(model_path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def _copy_into(parameter: torch.Tensor, source: torch.Tensor) -> None:
-    if isinstance(parameter, DTensor):
-        from torch.distributed.tensor import distribute_tensor
-
-        source = distribute_tensor(source.to(parameter.dtype), parameter.device_mesh, parameter.placements)
-    parameter.copy_(source)
+def _placed_like(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`source`, which every rank has whole, laid out over the ranks as `target` is."""
+    if not isinstance(target, DTensor):
+        return source
+    source = source.to(target.device, target.dtype)
+    return distribute_tensor(source, target.device_mesh, target.placements, src_data_rank=None)
