@@ -72,7 +72,7 @@ def read_family(model_path: Path) -> Family:
         raise RecipeError(
             f"model.source: {model_path} is a '{hf['model_type']}' model; the trainer knows qwen3 and llama"
         )
-    if hf.get("rope_scaling") or hf.get("attention_bias") or hf.get("mlp_bias"):
+    if _scales_rope(hf) or hf.get("attention_bias") or hf.get("mlp_bias"):
         raise RecipeError(
             f"model.source: {model_path} uses rope scaling or biases, which the trainer does not support yet"
         )
@@ -80,6 +80,11 @@ def read_family(model_path: Path) -> Family:
     for layer in family.config.layers:
         layer.attention.inner_attention = PackedAttention.Config()
     return family
+
+
+def _scales_rope(hf: dict) -> bool:
+    """transformers 5 writes the scaling into `rope_parameters`, older versions into `rope_scaling`."""
+    return bool(hf.get("rope_scaling")) or (hf.get("rope_parameters") or {}).get("rope_type", "default") != "default"
 
 
 def _rope_theta(hf: dict) -> float:
@@ -124,7 +129,12 @@ def _qwen3(hf: dict) -> Family:
 def _llama(hf: dict) -> Family:
     from torchtitan.models import llama3
 
-    head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    head_dim = hf["hidden_size"] // hf["num_attention_heads"]
+    if hf.get("head_dim") not in (None, head_dim):
+        raise RecipeError(
+            f"model.source: the trainer's llama has heads of hidden_size / num_attention_heads = {head_dim}, not of "
+            f"head_dim = {hf['head_dim']}"
+        )
     layers = llama3._build_llama3_layers(
         n_layers=hf["num_hidden_layers"],
         dim=hf["hidden_size"],
