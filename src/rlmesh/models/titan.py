@@ -20,7 +20,7 @@ if not torch.accelerator.is_available():
     titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -72,7 +72,7 @@ def read_family(model_path: Path) -> Family:
         raise RecipeError(
             f"model.source: {model_path} is a '{hf['model_type']}' model; the trainer knows qwen3 and llama"
         )
-    if hf.get("rope_scaling") or hf.get("attention_bias") or hf.get("mlp_bias"):
+    if _scales_rope(hf) or hf.get("attention_bias") or hf.get("mlp_bias"):
         raise RecipeError(
             f"model.source: {model_path} uses rope scaling or biases, which the trainer does not support yet"
         )
@@ -80,6 +80,11 @@ def read_family(model_path: Path) -> Family:
     for layer in family.config.layers:
         layer.attention.inner_attention = PackedAttention.Config()
     return family
+
+
+def _scales_rope(hf: dict) -> bool:
+    """transformers 5 writes the scaling into `rope_parameters`, older versions into `rope_scaling`."""
+    return bool(hf.get("rope_scaling")) or (hf.get("rope_parameters") or {}).get("rope_type", "default") != "default"
 
 
 def _rope_theta(hf: dict) -> float:
@@ -124,7 +129,12 @@ def _qwen3(hf: dict) -> Family:
 def _llama(hf: dict) -> Family:
     from torchtitan.models import llama3
 
-    head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    head_dim = hf["hidden_size"] // hf["num_attention_heads"]
+    if hf.get("head_dim") not in (None, head_dim):
+        raise RecipeError(
+            f"model.source: the trainer's llama has heads of hidden_size / num_attention_heads = {head_dim}, not of "
+            f"head_dim = {hf['head_dim']}"
+        )
     layers = llama3._build_llama3_layers(
         n_layers=hf["num_hidden_layers"],
         dim=hf["hidden_size"],
@@ -212,18 +222,20 @@ class TitanModel:
 
     def load_hf(self, weights: dict[str, torch.Tensor]) -> None:
         """Take weights by their Hugging Face names. Raises: ValueError for missing or surplus names."""
-        wanted = self.adapter.to_hf(self.model.state_dict())
-        missing, surplus = wanted.keys() - weights.keys(), weights.keys() - wanted.keys() - {"lm_head.weight"}
-        if self.tied:
-            missing -= {"lm_head.weight"}
+        # torchtitan's names, whose tensors may be copies: fused projections are split and permuted for them.
+        state = self.model.state_dict()
+        wanted, weights = self.adapter.to_hf(state).keys() - {"lm_head.weight"}, dict(weights)
+        if not self.tied:
+            wanted |= {"lm_head.weight"}
+        missing, surplus = wanted - weights.keys(), weights.keys() - wanted - {"lm_head.weight"}
         if missing or surplus:
             raise ValueError(
                 f"weights do not fit the model: missing {sorted(missing)[:3]}, surplus {sorted(surplus)[:3]}"
             )
-        with torch.no_grad():
-            for name, parameter in wanted.items():
-                source = weights["model.embed_tokens.weight" if self.tied and name == "lm_head.weight" else name]
-                _copy_into(parameter, source)
+        if self.tied:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        sources = self.adapter.from_hf(weights)
+        self.model.load_state_dict({name: _placed_like(target, sources[name]) for name, target in state.items()})
 
 
 def _titan_config(config: TrainerConfig) -> tuple[ParallelismConfig, TrainingConfig]:
@@ -251,9 +263,9 @@ def read_safetensors(model_path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def _copy_into(parameter: torch.Tensor, source: torch.Tensor) -> None:
-    if isinstance(parameter, DTensor):
-        from torch.distributed.tensor import distribute_tensor
-
-        source = distribute_tensor(source.to(parameter.dtype), parameter.device_mesh, parameter.placements)
-    parameter.copy_(source)
+def _placed_like(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`source`, which every rank has whole, laid out over the ranks as `target` is."""
+    if not isinstance(target, DTensor):
+        return source
+    source = source.to(target.device, target.dtype)
+    return distribute_tensor(source, target.device_mesh, target.placements, src_data_rank=None)
