@@ -37,14 +37,8 @@ def test_logprobs_belong_to_their_tokens():
     for s in range(batch.num_samples):
         tokens = batch.tokens[batch.offsets[s] : batch.offsets[s + 1]]
         logprobs = batch.logprobs[batch.offsets[s] : batch.offsets[s + 1]]
-        assert dict(zip(tokens.tolist(), logprobs.tolist(), strict=True)) == pytest.approx({)
-            5: 0,
-            6: 0,
-            4: 0,
-            7: -0.7,
-            8: -0.8,
-            EOS: -0.2,
-        }
+        expected = {5: 0, 6: 0, 4: 0, 7: -0.7, 8: -0.8, EOS: -0.2}
+        assert dict(zip(tokens.tolist(), logprobs.tolist(), strict=True)) == pytest.approx(expected)
 
 
 def test_the_mask_is_set_when_a_token_is_made_not_inferred_from_its_id():
