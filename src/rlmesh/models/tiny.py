@@ -31,7 +31,7 @@ def build_tiny_model(config: TinyModelConfig, max_length: int, folder: str | Pat
 
 
 def _write_tokenizer(words: list[str], max_length: int, folder: Path) -> int:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     characters = [c for c in string.printable if not c.isspace()] + ["\n", "\t", _WORD_START]
     # Unigram takes the likeliest split: a whole word always beats its characters.
@@ -39,7 +39,9 @@ def _write_tokenizer(words: list[str], max_length: int, folder: Path) -> int:
     pieces += [(f"{_WORD_START}{word}", -1.0) for word in dict.fromkeys(words)]
     pieces += [(character, -20.0) for character in characters]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index("<unk>"), byte_fallback=False))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_WORD_START, prepend_scheme="always")
+    # The decoder takes the first word's mark away, so it is always set, also before a text that begins with a space.
+    tokenizer.normalizer = normalizers.Prepend(_WORD_START)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_WORD_START, prepend_scheme="never")
     tokenizer.decoder = decoders.Metaspace(replacement=_WORD_START, prepend_scheme="always")
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     tokenizer.save(str(folder / "tokenizer.json"))
