@@ -67,6 +67,7 @@ def score_batch(titan: TitanModel, batch: Batch, temperature: float, row_length:
     scores = torch.zeros(len(batch.tokens))
     for part in token_logprobs(titan, batch, temperature, row_length, rows):
         scores[torch.from_numpy(part.index_M)] = part.logprobs_M.cpu()
+    titan.end_forward()
     if _data_parallel(titan)[0] > 1:
         scores = scores.to(titan.device)
         dist.all_reduce(scores, group=titan.dims.get_mesh("batch").get_group())

@@ -74,6 +74,7 @@ class Learner:
         norm = clip_grad_norm_(list(self.titan.model.parameters()), self.config.optimizer.max_grad_norm, foreach=True)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not np.isfinite(norm):
+            self.optimizer.zero_grad()
             raise FloatingPointError(f"the gradient's norm is {norm}")
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -55,6 +55,17 @@ class PackedAttention(Module):
         return out.transpose(1, 2)
 
 
+class Float32Head(Linear):
+    """The output head, in float32 whatever the forward pass is in: rounded to bfloat16, a logit keeps three digits."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # torchtitan lays it out over the ranks by this name
+        return F.linear(input.float(), self.weight.float())
+
+
 @dataclass(frozen=True)
 class Family:
     """What torchtitan has for one architecture."""
@@ -100,7 +111,7 @@ def _ends(hf: dict) -> dict[str, Any]:
         "enable_weight_tying": hf.get("tie_word_embeddings", False),
         "tok_embeddings": Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim),
         "norm": RMSNorm.Config(normalized_shape=dim, eps=hf["rms_norm_eps"]),
-        "lm_head": Linear.Config(in_features=dim, out_features=vocab_size),
+        "lm_head": Float32Head.Config(in_features=dim, out_features=vocab_size),
     }
 
 
@@ -204,13 +215,21 @@ class TitanModel:
             logits = self.model.lm_head(hidden_MD[None])
         if isinstance(logits, DTensor):
             logits = logits.full_tensor()
-        return logits[0].float()
+        return logits[0]
 
     def hidden(self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, mask_B1LL: torch.Tensor) -> torch.Tensor:
         """Last hidden states [B, L, D]."""
         with self.context():
             hidden = self.model(tokens_BL, positions=positions_BL, attention_masks=mask_B1LL)
         return hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
+
+    def end_forward(self) -> None:
+        """Give back what FSDP gathered for forward passes that no backward pass follows (which would do so).
+
+        Else the gathered weights stay in the place of the parameters: without gradients, and without what a step changes.
+        """
+        if isinstance(self.model, FSDPModule):
+            self.model.reset_iter_state()
 
     def hf_state_dict(self) -> dict[str, torch.Tensor]:
         """Whole weights by their Hugging Face names, the head of a tied model too; every rank must call it."""
