@@ -86,6 +86,12 @@ async def test_sequences_as_long_as_the_model_takes_are_made_and_scored(any_poli
     np.testing.assert_allclose(scored, sample.logprobs, atol=TOLERANCE)
 
 
+async def test_scores_of_a_whole_vocabulary_add_up(any_policy):
+    size = json.loads((any_policy.model_path / "config.json").read_text())["vocab_size"]
+    scores = await any_policy.service.score([PROMPT] * size, [[token] for token in range(size)])
+    assert np.exp(scores).sum() == pytest.approx(1, abs=1e-5)
+
+
 async def test_a_sample_depends_on_its_seed_and_place_alone(policy):
     [alone] = await policy.service.generate([asking(seed=3, n=2)])
     # More prompt tokens than one forward pass of the engine holds, and more sequences than it runs at the same time.
@@ -176,14 +182,17 @@ async def test_no_process_outlives_the_actor_or_the_controller(untied, victim):
 
 
 @pytest.mark.slow
-async def test_what_takes_too_long_is_named(untied):
-    for config, complaint in (
-        (PolicyServerConfig(start_timeout_s=0.5), "vLLM was not ready within 0.5 s"),
-        (PolicyServerConfig(request_timeout_s=0.001), "vLLM did not answer within 0.001 s"),
-    ):
-        procs = spawn_proc("late", policy_environment(config))
-        actor = procs.spawn("late", PolicyServer, config, str(untied), 64, 1.0)
-        service = Service("PolicyServer", [actor], limit_s=120)
-        with pytest.raises(ActorFailure, match=complaint):
-            await service.setup()
-        await procs.stop()
+@pytest.mark.parametrize(
+    ("limit", "complaint"),
+    [
+        ({"start_timeout_s": 0.5}, "vLLM was not ready within 0.5 s"),
+        ({"request_timeout_s": 0.001}, "vLLM did not answer within 0.001 s"),
+    ],
+)
+async def test_what_takes_too_long_is_named(untied, limit, complaint):
+    config = PolicyServerConfig(**limit)
+    procs = spawn_proc("late", policy_environment(config))
+    actor = procs.spawn("late", PolicyServer, config, str(untied), 64, 1.0)
+    with pytest.raises(ActorFailure, match=complaint):
+        await Service("PolicyServer", [actor], limit_s=120).setup()
+    await procs.stop()

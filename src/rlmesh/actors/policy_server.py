@@ -69,7 +69,7 @@ class PolicyServer(Actor):
         except TimeoutError:
             raise ActorFailure(f"PolicyServer: vLLM was not ready within {self._config.start_timeout_s:g} s") from None
         # The first request warms the engine up, so that no episode has to.
-        await self.generate._method(self, [GenerateRequest([0], n=1, seed=0, max_tokens=1)])
+        await self._generate(GenerateRequest([0], n=1, seed=0, max_tokens=1))
         if store is not None:
             await self._prepare_fetching(store)
 
@@ -176,13 +176,11 @@ class PolicyServer(Actor):
     async def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[np.ndarray]:
         """Logprob of each token of each completion, under the sampling distribution; float32 [len(completion)] each."""
         with self._counted():
+            if self._temperature != 1:
+                return await self._score_by_prefix(prompts, completions)
             pairs = zip(prompts, completions, strict=True)
-            if self._temperature == 1.0:
-                return list(
-                    await asyncio.gather(*[self._score_at_once(prompt, completion) for prompt, completion in pairs])
-                )
             return list(
-                await asyncio.gather(*[self._score_token_by_token(prompt, completion) for prompt, completion in pairs])
+                await asyncio.gather(*[self._score_at_once(prompt, completion) for prompt, completion in pairs])
             )
 
     async def _score_at_once(self, prompt: list[int], completion: list[int]) -> np.ndarray:
@@ -197,19 +195,34 @@ class PolicyServer(Actor):
             [entry[token].logprob for token, entry in zip(completion, entries, strict=True)], dtype=np.float32
         )
 
-    async def _score_token_by_token(self, prompt: list[int], completion: list[int]) -> np.ndarray:
-        """Each token as the one to be sampled next, where vLLM does apply the temperature."""
+    async def _score_by_prefix(self, prompts: list[list[int]], completions: list[list[int]]) -> list[np.ndarray]:
+        """Each token as the one to be sampled next, where vLLM does apply the temperature; once for each prefix."""
         from vllm import SamplingParams
+        from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
-        async def one(place: int) -> float:
-            token = completion[place]
+        def places(prompt: list[int], completion: list[int]) -> list[tuple[tuple[int, ...], int]]:
+            return [((*prompt, *completion[:place]), token) for place, token in enumerate(completion)]
+
+        pairs = [places(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        wanted: dict[tuple[int, ...], set[int]] = {}
+        for prefix, token in itertools.chain.from_iterable(pairs):
+            wanted.setdefault(prefix, set()).add(token)
+        logprobs: dict[tuple[tuple[int, ...], int], float] = {}
+
+        async def ask(prefix: tuple[int, ...], tokens: list[int]) -> None:
             sampling = SamplingParams(
-                max_tokens=1, temperature=self._temperature, logprob_token_ids=[token], detokenize=False
+                max_tokens=1, temperature=self._temperature, logprob_token_ids=tokens, detokenize=False
             )
-            output = await self._serve(prompt + completion[:place], sampling)
-            return output.outputs[0].logprobs[0][token].logprob
+            output = await self._serve(list(prefix), sampling)
+            logprobs.update({(prefix, token): entry.logprob for token, entry in output.outputs[0].logprobs[0].items()})
 
-        return np.array(await asyncio.gather(*[one(place) for place in range(len(completion))]), dtype=np.float32)
+        questions = [
+            ask(prefix, sorted(tokens)[first : first + MAX_LOGPROB_TOKEN_IDS])
+            for prefix, tokens in wanted.items()
+            for first in range(0, len(tokens), MAX_LOGPROB_TOKEN_IDS)
+        ]
+        await asyncio.gather(*questions)
+        return [np.array([logprobs[place] for place in pair], dtype=np.float32) for pair in pairs]
 
     @concurrent_endpoint
     async def fetch(self, version: int) -> dict[str, float]:
