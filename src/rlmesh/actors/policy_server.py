@@ -268,7 +268,8 @@ class PolicyServer(Actor):
         try:
             await self._engine.finish_weight_update(weight_version=str(version))
         except Exception as error:
-            # The model may be neither the old nor the new one: it must not serve.
+            # The model may be neither the old nor the new one: it must not serve, and running requests end with an error.
+            self._engine.output_processor.propagate_error(error)
             self._engine.shutdown()
             raise ActorFailure(f"PolicyServer: stopped, because loading version {version} failed: {error}") from error
         self._version = version
