@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 from monarch.actor import Actor, concurrent_endpoint
@@ -13,7 +14,8 @@ from rlmesh.metrics import Metrics
 from rlmesh.rollout.config import RolloutConfig
 from rlmesh.rollout.driver import play
 from rlmesh.rollout.render import Renderer
-from rlmesh.rollout.types import Completion, Episode, GenerateRequest, Group, Task
+from rlmesh.rollout.sampler import GroupSampler
+from rlmesh.rollout.types import Episode, Group, Task
 from rlmesh.seeds import fan_out
 from rlmesh.tasks import together
 
@@ -55,7 +57,9 @@ class RolloutWorker(Actor):
     async def run_group(self, task: Task) -> tuple[Group, Metrics]:
         """Play and score the task's episodes, all at the same time."""
         metrics = Metrics()
-        group = Group(task, await together(*[self._episode(task, index, metrics) for index in range(task.group_size)]))
+        sampler = GroupSampler(self._policy.generate, task, self._config.max_tokens)
+        playing = [self._episode(task, index, sampler, metrics) for index in range(task.group_size)]
+        group = Group(task, await together(*playing))
         started = time.perf_counter()
         rewards = await self._reward.score(group.episodes)
         metrics.record("time/reward", time.perf_counter() - started, "max")
@@ -70,7 +74,7 @@ class RolloutWorker(Actor):
         completions = {text: self._renderer.answer(text) for text in set(answers)}
         return [prompts[text] for text in observations], [completions[text] for text in answers]
 
-    async def _episode(self, task: Task, index: int, metrics: Metrics) -> Episode:
+    async def _episode(self, task: Task, index: int, sampler: GroupSampler, metrics: Metrics) -> Episode:
         for attempt in range(self._env.retries + 1):
             # Another server at each attempt: the one that lost the episode may be the one that is ill.
             pool = self._pools[(task.index + index + attempt) % len(self._pools)]
@@ -79,12 +83,11 @@ class RolloutWorker(Actor):
                     return await play(
                         session,
                         self._reset_args(task, index),
-                        self._generate,
+                        functools.partial(sampler.sample, index),
                         self._renderer,
                         self._config,
                         self._max_length,
                         index,
-                        seed=fan_out(task.seed, "sample", index),
                     )
             except EnvFailure as failure:
                 metrics.record(f"errors/{failure.outcome}", 1, "sum")
@@ -96,10 +99,6 @@ class RolloutWorker(Actor):
         if self._env.group_seed:
             return {**self._env.args, "seed": own, self._env.group_seed: task.shared_seed}
         return {**self._env.args, "seed": task.shared_seed}
-
-    async def _generate(self, request: GenerateRequest) -> Completion:
-        [[completion]] = await self._policy.generate([request])
-        return completion
 
     @concurrent_endpoint
     async def close(self) -> None:

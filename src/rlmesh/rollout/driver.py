@@ -7,10 +7,9 @@ from typing import Protocol
 
 from rlmesh.rollout.config import RolloutConfig
 from rlmesh.rollout.render import Renderer
-from rlmesh.rollout.types import Completion, Episode, GenerateRequest, Outcome, Turn
-from rlmesh.seeds import fan_out
+from rlmesh.rollout.types import Completion, Episode, Outcome, Turn
 
-Generate = Callable[[GenerateRequest], Awaitable[Completion]]
+Sample = Callable[[int, list[int]], Awaitable[Completion]]  # (turn, prompt) -> completion
 
 
 class Session(Protocol):
@@ -23,12 +22,11 @@ class Session(Protocol):
 async def play(
     session: Session,
     reset_args: dict,
-    generate: Generate,
+    sample: Sample,
     renderer: Renderer,
     config: RolloutConfig,
     max_length: int,
     index: int,
-    seed: int,
 ) -> Episode:
     """Play one episode to its end, to `max_turns`, or to the longest sequence that the model takes.
 
@@ -44,8 +42,7 @@ async def play(
         if len(episode.turns) == config.max_turns or len(prompt) + config.max_tokens > max_length:
             episode.truncated = True
             break
-        request = GenerateRequest(prompt, n=1, seed=fan_out(seed, len(episode.turns)), max_tokens=config.max_tokens)
-        completion = await generate(request)
+        completion = await sample(len(episode.turns), prompt)
         action = renderer.text(completion.tokens)
         observation, result = result.observation, await session.step(action)
         episode.turns.append(Turn(observation, prompt, completion, action, result.reward))
