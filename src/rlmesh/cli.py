@@ -91,3 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _fail(error: RLMeshError, code: int) -> None:
     print(f"rlmesh: {error}", file=sys.stderr)
     raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

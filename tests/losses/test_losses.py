@@ -22,13 +22,20 @@ def random_inputs(count=200, spread=0.5):
 
 
 def as_tensors(values):
-    return LossInputs(**{name: torch.tensor(value, dtype=torch.float32, requires_grad=name == "logprobs") for name, value in values.items()})
+    return LossInputs(
+        **{
+            name: torch.tensor(value, dtype=torch.float32, requires_grad=name == "logprobs")
+            for name, value in values.items()
+        }
+    )
 
 
 def reference_grpo(values, clip_low, clip_high, kl_coef):
     """One token at a time in float64, written from the papers' formulas: loss and d loss / d logprob."""
     losses, gradients = [], []
-    for logprob, old, advantage, ref in zip(*(np.float64(values[n]) for n in ("logprobs", "old_logprobs", "advantages", "ref_logprobs")), strict=True):
+    for logprob, old, advantage, ref in zip(
+        *(np.float64(values[n]) for n in ("logprobs", "old_logprobs", "advantages", "ref_logprobs")), strict=True
+    ):
         ratio = np.exp(logprob - old)
         clipped = min(max(ratio, 1 - clip_low), 1 + clip_high)
         surrogate = min(ratio * advantage, clipped * advantage)
@@ -62,7 +69,11 @@ def test_where_the_policies_agree_the_gradient_is_reinforce():
 
 
 def test_clipped_tokens_are_counted_where_clipping_bites():
-    values = {"logprobs": np.log([2.0, 2.0, 0.5, 0.5]), "old_logprobs": np.zeros(4), "advantages": [1.0, -1.0, 1.0, -1.0]}
+    values = {
+        "logprobs": np.log([2.0, 2.0, 0.5, 0.5]),
+        "old_logprobs": np.zeros(4),
+        "advantages": [1.0, -1.0, 1.0, -1.0],
+    }
     _, metrics = resolve_loss("grpo")(as_tensors(values))
     assert metrics["clip_ratio/high"].tolist() == [1, 0, 0, 0]
     assert metrics["clip_ratio/low"].tolist() == [0, 0, 0, 1]
@@ -79,7 +90,12 @@ def test_a_group_without_variance_still_feels_the_reference():
 def test_the_kl_estimate_is_never_negative_and_has_the_right_mean():
     p, q = np.array([0.7, 0.2, 0.1]), np.array([0.4, 0.4, 0.2])
     draws = RNG.choice(3, 200_000, p=p)
-    values = {"logprobs": np.log(p[draws]), "old_logprobs": np.log(p[draws]), "advantages": np.zeros(len(draws)), "ref_logprobs": np.log(q[draws])}
+    values = {
+        "logprobs": np.log(p[draws]),
+        "old_logprobs": np.log(p[draws]),
+        "advantages": np.zeros(len(draws)),
+        "ref_logprobs": np.log(q[draws]),
+    }
     kl = resolve_loss("grpo")(as_tensors(values))[1]["kl"]
     assert kl.min() >= -1e-6
     assert kl.mean().item() == pytest.approx((p * np.log(p / q)).sum(), abs=3e-3)

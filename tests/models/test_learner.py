@@ -48,7 +48,15 @@ def test_logprobs_are_transformers(name, temperature, request):
         np.testing.assert_allclose(scores[begin:end], np.where(batch.loss_mask[begin:end], expected, 0), atol=2e-6)
 
 
-@pytest.mark.parametrize("layout", [{"rows_per_micro_batch": 1}, {"rows_per_micro_batch": 3}, {"pack_length": 16}, {"pack_length": 16, "rows_per_micro_batch": 2}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"rows_per_micro_batch": 1},
+        {"rows_per_micro_batch": 3},
+        {"pack_length": 16},
+        {"pack_length": 16, "rows_per_micro_batch": 2},
+    ],
+)
 def test_gradient_and_metrics_do_not_depend_on_packing_or_micro_batches(untied, layout):
     batch, whole, split = random_batch(), learner(untied), learner(untied, **layout)
     expected, stats = whole.forward_backward(batch, *GRPO), split.forward_backward(batch, *GRPO)
@@ -179,7 +187,16 @@ def test_a_llama_is_transformers_too(tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=120, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True, max_position_embeddings=64)
+    config = LlamaConfig(
+        vocab_size=120,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        max_position_embeddings=64,
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     batch = random_batch()
     scores, model = learner(tmp_path).score(batch), reference.load(tmp_path)

@@ -16,7 +16,9 @@ def batch_of(lengths):
 def test_every_token_has_one_place_and_sees_only_its_own_past(lengths, multiple):
     batch = batch_of(lengths)
     packed = pack(batch, 16, rows_multiple=multiple)
-    tokens, samples, positions = (t.flatten().numpy() for t in (packed.tokens_RL, packed.samples_RL, packed.positions_RL))
+    tokens, samples, positions = (
+        t.flatten().numpy() for t in (packed.tokens_RL, packed.samples_RL, packed.positions_RL)
+    )
     assert len(set(packed.place_N.tolist())) == len(batch.tokens)
     assert (tokens[packed.place_N] == batch.tokens).all()
     assert (samples >= 0).sum() == len(batch.tokens)

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 from episodes import group, turn
-from rlmesh.losses.advantages import resolve_advantage
 
 from rlmesh.errors import RLMeshError
+from rlmesh.losses.advantages import resolve_advantage
 from rlmesh.rollout.collate import assign_advantages, collate, episode_samples, supervised
 from rlmesh.rollout.types import Episode, Outcome
 

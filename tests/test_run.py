@@ -1,0 +1,136 @@
+"""The whole run, short and real: the README's command on a few steps."""
+
+import json
+import subprocess
+import sys
+
+import orjson
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SMALL = [
+    "run.steps=4",
+    "rollout.groups_per_step=6",
+    "rollout.group_size=4",
+    "warm_start.steps=8",
+    "warm_start.batch_size=64",
+    "eval.every=2",
+    "checkpoint.every=2",
+    "metrics.rollouts_every=2",
+]
+
+
+def rlmesh(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "rlmesh.run", *arguments], capture_output=True, text=True, timeout=240, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "short"
+    before = set(psutil.pids())
+    done = rlmesh("configs/blackjack.yaml", *SMALL, f"run.dir={directory}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = [
+        p for p in psutil.process_iter(["name"]) if p.pid not in before and p.name().startswith(("rlmesh:", "VLLM"))
+    ]
+    assert not left
+    return directory, done.stdout
+
+
+def test_what_a_person_sees(finished):
+    _, output = finished
+    assert "policy server (vLLM): ready after" in output
+    assert "step 3 | " in output
+    assert "groups 6/6 | age " in output
+    assert "4/4, 0 s left" in output
+    for policy in ("random", "always stand", "hit below 17", "this policy, greedy", "optimal"):
+        assert policy in output
+    assert "everything is in" in output
+
+
+def test_the_run_directory_holds_it_all(finished):
+    directory, _ = finished
+    rows = [orjson.loads(line) for line in (directory / "metrics.jsonl").read_bytes().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows if "eval/blackjack/greedy_value" in row] == [0, 2, 4]
+    for name in (
+        "reward/mean",
+        "kl",
+        "entropy",
+        "mismatch_kl/max",
+        "time/step",
+        "time/generate",
+        "time/train",
+        "optim/lr",
+        "perf/tokens_per_s",
+    ):
+        assert all(name in row for row in rows[:4]), name
+    assert all(row["off_policy/max"] <= 1 for row in rows[:4])
+    assert rows[0]["off_policy/max"] == 0
+    assert {p.name for p in (directory / "plots").iterdir()} == {"blackjack.png", "learning_curve.png"}
+    assert len(json.loads((directory / "eval" / "blackjack.json").read_text())["states"]) == 280
+    assert {p.name for p in (directory / "rollouts").iterdir()} == {"step_0.jsonl", "step_2.jsonl"}
+    assert (directory / "checkpoints" / "latest").read_text().strip() == "step_4"
+    assert {"policy_0.log", "trainer_0.log", "rollout_0.log"} <= {p.name for p in (directory / "logs").iterdir()}
+    assert any((directory / "tensorboard").iterdir())
+
+
+def test_episodes_are_kept_as_they_were_sampled(finished):
+    directory, _ = finished
+    episodes = [orjson.loads(line) for line in (directory / "rollouts" / "step_2.jsonl").read_bytes().splitlines()]
+    assert len(episodes) == 24
+    for episode in episodes:
+        assert episode["reward"] == sum(turn["reward"] for turn in episode["turns"])
+        for turn in episode["turns"]:
+            assert len(turn["tokens"]) == len(turn["logprobs"])
+            assert 1 <= turn["versions"][0] <= turn["versions"][1] <= 2
+    groups = {}
+    for episode in episodes:
+        groups.setdefault(episode["group"], []).append(episode)
+    for group in groups.values():
+        assert len({episode["turns"][0]["observation"] for episode in group}) == 1  # the visible deal is shared
+        assert sum(episode["advantage"] for episode in group) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_trainer_starts_from_what_the_policy_server_samples_with(finished):
+    """At step 0 both have version 0: their logprobs of the same tokens are the same."""
+    directory, _ = finished
+    first = orjson.loads((directory / "metrics.jsonl").read_bytes().splitlines()[0])
+    assert first["mismatch_kl/max"] < 1e-9
+    assert first["ratio/max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_the_resolved_recipe_runs_again(finished):
+    directory, _ = finished
+    done = rlmesh(str(directory / "recipe.yaml"), "--dry-run")
+    assert done.returncode == 0
+    assert done.stdout.startswith((directory / "recipe.yaml").read_text())
+
+
+def test_a_run_directory_is_not_used_twice(finished):
+    directory, _ = finished
+    done = rlmesh("configs/blackjack.yaml", *SMALL, f"run.dir={directory}")
+    assert done.returncode != 0
+    assert "holds a run already" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_export_is_an_ordinary_model_folder(finished, tmp_path):
+    directory, _ = finished
+    subprocess.run(
+        [sys.executable, "-m", "rlmesh.cli", "export", str(directory), str(tmp_path / "out")], check=True, timeout=60
+    )
+    model, tokenizer = (cls.from_pretrained(tmp_path / "out") for cls in (AutoModelForCausalLM, AutoTokenizer))
+    chat = [{"role": "user", "content": "You have 14 (hard). Dealer shows 10. Hit or stand?"}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)[
+        "input_ids"
+    ]
+    answers = torch.softmax(model(ids).logits[0, -1], -1)[tokenizer.convert_tokens_to_ids(["▁hit", "▁stand"])]
+    states = json.loads((directory / "eval" / "blackjack.json").read_text())["states"]
+    [state] = [s for s in states if (s["total"], s["soft"], s["dealer"]) == (14, False, 10)]
+    # The exported weights are the last ones, which were evaluated: the answer is the same, up to its end token.
+    assert answers[0].item() == pytest.approx(state["p_hit"], abs=0.05)
