@@ -9,8 +9,8 @@ help: ## this list
 setup: ## create .venv with the pinned packages (skipped when nothing changed)
 	@scripts/setup.sh
 
-blackjack: setup ## a language model learns BlackJack (about 6 minutes on 2 cores)
-	@$(PY) -m rlmesh.run configs/blackjack.yaml
+blackjack: setup ## a language model learns BlackJack (about 5 minutes on 2 cores)
+	@$(PY) -m rlmesh.run configs/blackjack.yaml run.name=blackjack-$$(date +%Y%m%d-%H%M%S)
 
 test: setup ## what CI runs
 	@$(PY) -m pytest -q -m "not slow"
@@ -22,7 +22,7 @@ lint: setup ## ruff
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
 
 bench: setup ## the figures of docs/performance.md
-	@$(PY) benchmarks/run_all.py
+	@$(PY) benchmarks/blackjack.py
 
 lock: ## regenerate requirements/*.txt (needs uv)
 	@scripts/lock.sh

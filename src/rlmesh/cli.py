@@ -79,16 +79,18 @@ def print_dry_run(recipe: Recipe) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exit code 0: done; 2: the recipe or the command is wrong; 1: anything else that went wrong."""
+    """Entry point. Exit code 0: done; 2: the recipe or the command is wrong; 130: stopped by Ctrl-C; 1: anything else."""
     try:
         app(args=arguments)
     except RecipeError as error:
         _fail(error, 2)
     except RLMeshError as error:
         _fail(error, 1)
+    except KeyboardInterrupt:
+        _fail("stopped by Ctrl-C", 130)
 
 
-def _fail(error: RLMeshError, code: int) -> None:
+def _fail(error: RLMeshError | str, code: int) -> None:
     print(f"rlmesh: {error}", file=sys.stderr)
     raise SystemExit(code)
 

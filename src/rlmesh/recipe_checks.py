@@ -17,6 +17,7 @@ from rlmesh.algorithms.config import WarmStartConfig
 from rlmesh.errors import RecipeError
 from rlmesh.evals import EVALUATORS
 from rlmesh.losses import LOSSES
+from rlmesh.losses.advantages import ADVANTAGES
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.recipe import Recipe
 
@@ -99,7 +100,7 @@ def _import_problems(recipe: Recipe) -> list[str]:
     """Import paths are looked up without importing them: the packages behind them may be heavy."""
     named = [
         ("algorithm.loss", recipe.algorithm.loss, list(LOSSES)),
-        ("algorithm.advantage", recipe.algorithm.advantage, ["group_mean", "group_norm"]),
+        ("algorithm.advantage", recipe.algorithm.advantage, list(ADVANTAGES)),
         ("eval.name", recipe.eval.name, list(EVALUATORS)),
         ("reward.function", recipe.reward.function, []),
     ]
@@ -175,7 +176,7 @@ def _top_level_names(source: str) -> set[str] | None:
 
 def _combination_problems(recipe: Recipe) -> Iterator[str]:
     rollout, tiny, engine = recipe.rollout, recipe.model.tiny, recipe.policy.engine
-    if rollout.group_size == 1 and recipe.algorithm.advantage in ("group_mean", "group_norm"):
+    if rollout.group_size == 1 and recipe.algorithm.advantage in ADVANTAGES:
         yield (
             f"rollout.group_size: a group of 1 has no one to be compared with, and algorithm.advantage "
             f"'{recipe.algorithm.advantage}' is always 0; use at least 2"

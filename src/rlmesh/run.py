@@ -17,10 +17,12 @@ from rlmesh.checkpoint import RunDirectory
 from rlmesh.evals import EvalReport, resolve_evaluator
 from rlmesh.metrics import Metrics
 from rlmesh.metrics.backends import make_backends
+from rlmesh.metrics.busy import intersection, length, merged
 from rlmesh.metrics.console import Console, duration, step_line
 from rlmesh.metrics.plots import plot_learning_curve
-from rlmesh.recipe import Recipe
+from rlmesh.recipe import Recipe, check_recipe
 from rlmesh.rollout.types import Group
+from rlmesh.tasks import together
 
 
 class Run:
@@ -81,6 +83,7 @@ class Run:
                 await self.mesh.trainer.save(str(folder))
         if recipe.metrics.rollouts_every and step % recipe.metrics.rollouts_every == 0:
             self.directory.write_rollouts(step, groups)
+        await self._record_busy(step)
         metrics, now = self._metrics[step], time.monotonic()
         step_s = now - self._step_began
         metrics.record("time/step", step_s)
@@ -88,6 +91,15 @@ class Run:
         left_s = (now - self._training_began) / done * (recipe.run.steps - done)
         reduced = self._write(step)
         self.console.print(step_line(step, recipe.run.steps, reduced, recipe.rollout.groups_per_step, left_s))
+
+    async def _record_busy(self, step: int) -> None:
+        """Shares of the step in which policy and trainer computed, and in which both did."""
+        policy, trainer = await together(self.mesh.policy.each("busy"), self.mesh.trainer.busy())
+        busy = {"policy": merged([i for replica in policy for i in replica]), "trainer": merged(trainer)}
+        elapsed = time.monotonic() - self._step_began
+        for name, intervals in busy.items():
+            self.record(step, {f"perf/{name}_busy_share": length(intervals) / elapsed})
+        self.record(step, {"perf/both_busy_share": length(intersection(*busy.values())) / elapsed})
 
     def conclude(self) -> None:
         """The report at the end: the evaluation's tables and pictures, the learning curve, and where everything is."""
@@ -138,6 +150,7 @@ def run(recipe: Recipe) -> None:
 
     Raises: RLMeshError when the run cannot begin or an actor fails; nothing is left running then.
     """
+    recipe = check_recipe(recipe)
     console = Console(recipe.metrics.console)
     directory = RunDirectory(Path(recipe.run.dir))
     directory.begin(recipe)
@@ -155,7 +168,7 @@ async def _run(recipe: Recipe, directory: RunDirectory, console: Console) -> Non
     run = Run(recipe, directory, console)
     try:
         async with ActorMesh(recipe, console.waiting) as run.mesh:
-            await grpo(run.mesh, recipe, run)
+            await run.mesh.guard(grpo(run.mesh, recipe, run))
         run.conclude()
     finally:
         run.close()

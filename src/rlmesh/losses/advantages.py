@@ -47,7 +47,9 @@ def group_norm(rewards: Sequence[float | None]) -> np.ndarray:
     return group_mean(rewards) / np.std(scored)
 
 
+ADVANTAGES: dict[str, Advantage] = {"group_mean": group_mean, "group_norm": group_norm}
+
+
 def resolve_advantage(name: str) -> Advantage:
     """`group_mean`, `group_norm`, or a function of your own by its import path."""
-    known = {"group_mean": group_mean, "group_norm": group_norm}
-    return known[name] if name in known else import_path(name, "algorithm.advantage")
+    return ADVANTAGES[name] if name in ADVANTAGES else import_path(name, "algorithm.advantage")

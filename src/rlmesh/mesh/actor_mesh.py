@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rlmesh.errors import ActorFailure
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.mesh.procs import Hosts
 from rlmesh.mesh.service import Service
+from rlmesh.mesh.supervision import Supervision
 from rlmesh.models.source import resolve_model
 from rlmesh.recipe import Recipe
 from rlmesh.recipe_checks import needed_actors
@@ -45,7 +46,7 @@ class ActorMesh:
     time does; stopping goes the other way round, also when a start failed half-way, and leaves nothing running.
 
     >>> async with ActorMesh(recipe) as mesh:                       # doctest: +SKIP
-    ...     group = await mesh.rollout.run_group(task)
+    ...     group, metrics = await mesh.guard(mesh.rollout.run_group(task))
 
     Raises: RecipeError before anything starts, ActorFailure when an actor cannot start.
     """
@@ -64,15 +65,24 @@ class ActorMesh:
         self._log_dir = self._directory / "logs"
 
     async def __aenter__(self) -> ActorMesh:
+        self._supervision = Supervision()
+        self._supervision.__enter__()
         try:
-            await self._start()
+            await self.guard(self._start())
         except BaseException:
-            await self.stop()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *error) -> None:
-        await self.stop()
+        try:
+            await self.stop()
+        finally:
+            self._supervision.__exit__()
+
+    async def guard(self, work: Coroutine) -> Any:
+        """Do the work until it is done, or until the process of any actor dies: then ActorFailure names it."""
+        return await self._supervision.guard(work)
 
     async def _start(self) -> None:
         recipe = self.recipe

@@ -1,0 +1,32 @@
+"""The documentation is what the code says, and its links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "envs" / "blackjack" / "README.md"]
+
+
+def test_the_reference_is_made_from_the_code():
+    subprocess.run([sys.executable, "scripts/make_reference.py", "--check"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_on_recipes_are_accepted(page):
+    for command in re.findall(r"python -m rlmesh\.run (configs/\S+\.yaml.*)", page.read_text()):
+        arguments = [a for a in command.split("#")[0].replace("`", "").split() if not a.startswith(("reward.", "--"))]
+        done = subprocess.run(
+            [sys.executable, "-m", "rlmesh.run", *arguments, "--dry-run"], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"

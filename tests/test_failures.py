@@ -1,0 +1,70 @@
+"""A real run in which a process dies: one line that names it, an exit code, and nothing left running."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+LONG = ["run.steps=100000", "rollout.groups_per_step=4", "rollout.group_size=4", "warm_start.steps=2", "eval.every=0"]
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A run that has made its first steps, and the processes that it consists of."""
+    command = [sys.executable, "-m", "rlmesh.run", "configs/blackjack.yaml", *LONG, f"run.dir={tmp_path / 'run'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("step 2 |"):
+                break
+        family = psutil.Process(process.pid).children(recursive=True)
+        yield process, family
+        process.kill()
+        for left in psutil.wait_procs(family, timeout=0)[1]:
+            left.kill()
+
+
+def member(family, title):
+    return next(p for p in family if p.is_running() and title in " ".join(p.cmdline()))
+
+
+def ended(process, family, limit_s):
+    began = time.monotonic()
+    output, errors = process.communicate(timeout=limit_s)
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive, [p.cmdline() for p in alive]
+    return process.returncode, errors, time.monotonic() - began
+
+
+KILLED = [
+    ("rlmesh:trainer", "trainer"),
+    pytest.param("rlmesh:policy", "policy", marks=pytest.mark.slow),
+    pytest.param("rlmesh:rollout", "rollout", marks=pytest.mark.slow),
+    pytest.param("rlmesh:replay_buffer", "replay_buffer", marks=pytest.mark.slow),
+    pytest.param("rlmesh:reward", "reward", marks=pytest.mark.slow),
+    pytest.param("VLLM::EngineCore", "PolicyServer", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("title, name", KILLED)
+def test_a_killed_process_ends_the_run_and_is_named(running, title, name):
+    process, family = running
+    os.kill(member(family, title).pid, signal.SIGKILL)
+    code, errors, _ = ended(process, family, limit_s=60)
+    assert code == 1
+    assert "Traceback" not in errors
+    [message] = [line for line in errors.splitlines() if line.startswith("rlmesh: ")]
+    assert name.lower().replace("_", "") in message.lower().replace("_", "")
+
+
+def test_ctrl_c_ends_the_run(running):
+    process, family = running
+    process.send_signal(signal.SIGINT)
+    code, errors, took_s = ended(process, family, limit_s=30)
+    assert code == 130
+    assert errors.splitlines()[-1] == "rlmesh: stopped by Ctrl-C"
+    assert "Traceback" not in errors
+    assert took_s < 15
