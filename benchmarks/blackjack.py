@@ -30,7 +30,7 @@ _SHOWN = {
     "time/reference": "reference logprobs",
     "time/train": "forward, backward, optimizer step",
     "time/weight_sync": "publish and fetch",
-    "time/eval": "an evaluation (every 10th step)",
+    "time/eval": "an evaluation (every 20th step)",
 }
 
 

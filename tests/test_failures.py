@@ -33,7 +33,7 @@ def member(family, title):
 
 def ended(process, family, limit_s):
     began = time.monotonic()
-    output, errors = process.communicate(timeout=limit_s)
+    _, errors = process.communicate(timeout=limit_s)
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive, [p.cmdline() for p in alive]
     return process.returncode, errors, time.monotonic() - began
