@@ -65,6 +65,6 @@ def test_ctrl_c_ends_the_run(running):
     process.send_signal(signal.SIGINT)
     code, errors, took_s = ended(process, family, limit_s=30)
     assert code == 130
-    assert errors.splitlines()[-1] == "rlmesh: stopped by Ctrl-C"
+    assert "rlmesh: stopped by Ctrl-C" in errors.splitlines()
     assert "Traceback" not in errors
     assert took_s < 15

@@ -35,7 +35,10 @@ def run(
         return
     from rlmesh.run import run as run_recipe  # heavy: Monarch and what the run needs
 
-    run_recipe(loaded)
+    try:
+        run_recipe(loaded)
+    except KeyboardInterrupt:
+        _fail("stopped by Ctrl-C", 130)
 
 
 @app.command()
@@ -86,8 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(error, 2)
     except RLMeshError as error:
         _fail(error, 1)
-    except KeyboardInterrupt:
-        _fail("stopped by Ctrl-C", 130)
 
 
 def _fail(error: RLMeshError | str, code: int) -> None:

@@ -18,7 +18,7 @@ from rlmesh.mesh.plan import ReplicaPlan
 log = logging.getLogger(__name__)
 
 # Monarch announces every step of connecting to a job; the console says what is waited for.
-logging.getLogger("monarch").setLevel(logging.WARNING)
+logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)
 
 # What the controller can import, a proc can: a reward may live in a script's own folder.
 _IMPORTABLE = os.pathsep.join(path for path in sys.path if path)

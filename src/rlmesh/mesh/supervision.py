@@ -48,9 +48,9 @@ class Supervision:
         """Called by Monarch, on a thread of its own."""
         log.debug("%s", failure.report())
         name = failure.mesh_name or ""
-        if name.startswith("logger-"):  # Monarch's own companion of a proc that died: the proc itself is reported too
-            return
         actor = name.partition("-")[0]
+        if actor in ("logger", "setup"):  # Monarch's own companions of every actor; the actor itself is reported too
+            return
         self._loop.call_soon_threadsafe(
             self._fail, ActorFailure(f"{actor}: its process died; its log is the last word on why")
         )
