@@ -196,3 +196,15 @@ async def test_what_takes_too_long_is_named(untied, limit, complaint):
     with pytest.raises(ActorFailure, match=complaint):
         await Service("PolicyServer", [actor], limit_s=120).setup()
     await procs.stop()
+
+
+async def test_busy_intervals_tell_what_is_still_going_on(policy):
+    await policy.service.busy()
+    began = time.monotonic()
+    running = asyncio.create_task(policy.service.generate([asking(seed=s, max_tokens=50) for s in range(200)]))
+    await asyncio.sleep(0.1)
+    [first] = await policy.service.busy()
+    await running
+    [second] = await policy.service.busy()
+    assert began <= first[0] < first[1] == second[0] < second[1] <= time.monotonic()
+    assert await policy.service.busy() == []

@@ -283,6 +283,10 @@ class PolicyServer(Actor):
     @concurrent_endpoint
     async def busy(self) -> list[tuple[float, float]]:
         """Since the last call: when requests were being served, as intervals of this host's monotonic clock."""
+        now = time.monotonic()
+        if self._running:  # what is still going on is split here: the rest comes with the next call
+            self._busy.append((self._busy_since, now))
+            self._busy_since = now
         intervals, self._busy = self._busy, []
         return intervals
 
