@@ -77,8 +77,10 @@ class ServedPolicy:
     versions: Iterator[int]
 
 
-async def _serve(model_path: Path, temperature: float, ends: set[int], weights: WeightsConfig, engine: EngineConfig):
-    config = PolicyServerConfig(engine=engine)
+async def _serve(
+    model_path: Path, temperature: float, ends: set[int], weights: WeightsConfig, engine: EngineConfig, sleep: bool
+):
+    config = PolicyServerConfig(engine=engine, sleep=sleep)
     procs = spawn_proc("policy", policy_environment(config))
     actor = procs.spawn("policy", PolicyServer, config, str(model_path), MAX_LENGTH, temperature, weights.pause)
     service, store = Service("PolicyServer", [actor], limit_s=120), await WeightStore.start(weights)
@@ -94,13 +96,13 @@ async def _serve(model_path: Path, temperature: float, ends: set[int], weights: 
 @pytest.fixture(scope="session")
 async def policy(untied):
     """Untied, temperature 1, weights through shared memory, requests kept over an update."""
-    async for served in _serve(untied, 1.0, {2}, WeightsConfig(), EngineConfig()):
+    async for served in _serve(untied, 1.0, {2}, WeightsConfig(), EngineConfig(), sleep=False):
         yield served
 
 
 @pytest.fixture(scope="session")
 async def cool_policy(tied):
-    """Everything else: tied, temperature 0.7, weights through TorchStore, requests finished before an update, prefix cache."""
+    """Everything else: tied, temperature 0.7, weights through TorchStore, requests finished before an update, prefix cache, sleep."""
     weights = WeightsConfig(transport="torchstore", pause="wait")
-    async for served in _serve(tied, 0.7, {2, 5}, weights, EngineConfig(prefix_caching=True)):
+    async for served in _serve(tied, 0.7, {2, 5}, weights, EngineConfig(prefix_caching=True), sleep=True):
         yield served

@@ -24,7 +24,9 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_on_recipes_are_accepted(page):
-    for command in re.findall(r"^\.venv/bin/python -m rlmesh\.run (configs/\S+\.yaml.*)", page.read_text(), re.MULTILINE):
+    for command in re.findall(
+        r"^\.venv/bin/python -m rlmesh\.run (configs/\S+\.yaml.*)", page.read_text(), re.MULTILINE
+    ):
         arguments = [a for a in command.split("#")[0].replace("`", "").split() if not a.startswith(("reward.", "--"))]
         done = subprocess.run(
             [sys.executable, "-m", "rlmesh.run", *arguments, "--dry-run"], cwd=ROOT, capture_output=True, text=True

@@ -204,6 +204,11 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
             f"policy.engine.max_num_batched_tokens: {engine.max_num_batched_tokens} tokens in one pass cannot hold one token "
             f"of each of policy.engine.max_num_seqs = {engine.max_num_seqs} sequences; raise it, or lower max_num_seqs"
         )
+    if recipe.policy.sleep and recipe.replay_buffer.max_policy_age:
+        yield (
+            "policy.sleep: the next step's rollouts would need the engine while the trainer works; set "
+            "replay_buffer.max_policy_age to 0"
+        )
     if recipe.algorithm.minibatches > rollout.groups_per_step:
         yield (
             f"algorithm.minibatches: {recipe.algorithm.minibatches} parts cannot be made of rollout.groups_per_step = "

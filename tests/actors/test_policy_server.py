@@ -209,3 +209,17 @@ async def test_busy_intervals_tell_what_is_still_going_on(policy):
     [second] = await policy.service.busy()
     assert began <= first[0] < first[1] == second[0] < second[1] <= time.monotonic()
     assert await policy.service.busy() == []
+
+
+async def test_a_sleeping_engine_serves_nothing_until_it_wakes(policy, cool_policy):
+    [before] = await cool_policy.service.generate([asking(seed=3)])
+    await cool_policy.service.sleep()
+    waiting = asyncio.create_task(cool_policy.service.generate([asking(seed=3)]))
+    with pytest.raises(ActorFailure, match="fetch needs an engine that is awake"):
+        await cool_policy.service.fetch(0)
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    await cool_policy.service.wake_up()
+    assert await waiting == [before]
+    with pytest.raises(ActorFailure, match="sleep needs policy.sleep: true"):
+        await policy.service.sleep()

@@ -45,3 +45,36 @@ def test_one_replica_spreads_over_its_hosts():
 def test_replicas_take_the_hosts_in_turn():
     config = placement({"cpu": HostsConfig(count=2)}, rollout=ActorPlacement(hosts="cpu", replicas=3))
     assert [replica.hosts for replica in plan_placement(config, ["rollout"])["rollout"]] == [(0,), (1,), (0,)]
+
+
+def test_an_actor_can_share_the_gpus_of_another():
+    config = placement(
+        {"gpu": HostsConfig(gpus=3)},
+        trainer=ActorPlacement(hosts="gpu", gpus_of="policy"),
+        policy=ActorPlacement(hosts="gpu", gpus=2),
+        ref_model=ActorPlacement(hosts="gpu", gpus=1),
+    )
+    plan = plan_placement(config, ["trainer", "policy", "ref_model"])
+    assert plan["trainer"] == plan["policy"]
+    assert (plan["policy"][0].gpus, plan["ref_model"][0].gpus) == ((((0, 1),),), (((2,),),))
+
+
+@pytest.mark.parametrize(
+    ("guest", "complaint"),
+    [
+        ({"gpus_of": "trainer"}, "'trainer' is no actor with GPUs of its own; such actors are policy"),
+        ({"gpus_of": "policy", "gpus": 1}, "leave placement.actors.trainer.gpus at 0"),
+        (
+            {"gpus_of": "policy", "hosts": "local"},
+            "placement.actors.trainer.hosts is 'local' and that of 'policy' is 'gpu'",
+        ),
+        ({"gpus_of": "policy", "procs": 2}, "placement.actors.trainer.procs is 2 and that of 'policy' is 1"),
+    ],
+)
+def test_sharing_that_cannot_be_is_refused(guest, complaint):
+    hosts = {"gpu": HostsConfig(gpus=1), "local": HostsConfig()}
+    config = placement(
+        hosts, policy=ActorPlacement(hosts="gpu", gpus=1), trainer=ActorPlacement(**{"hosts": "gpu", **guest})
+    )
+    with pytest.raises(RecipeError, match=f"placement.actors.trainer.gpus_of: .*{complaint}"):
+        plan_placement(config, ["policy", "trainer"])

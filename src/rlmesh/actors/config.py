@@ -29,6 +29,9 @@ class PolicyServerConfig:
     """PolicyServer: samples completions with vLLM."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
+    sleep: bool = option(
+        False, "the engine gives its memory free while the trainer works (one GPU for both); needs max_policy_age: 0"
+    )
     start_timeout_s: float = option(300.0, "limit for the engine to be ready, in seconds", gt=0)
     request_timeout_s: float = option(600.0, "limit for one request, in seconds", gt=0)
 

@@ -116,6 +116,8 @@ class PolicyServer(Actor):
             disable_log_stats=True,
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+            # On CPU there is no memory to give free: there `sleep` stops the scheduler and nothing else.
+            enable_sleep_mode=self._config.sleep and current_platform.is_sleep_mode_available(),
         )
         self._engine = AsyncLLM.from_engine_args(arguments)
 
@@ -233,6 +235,8 @@ class PolicyServer(Actor):
         """
         if self._store is None:
             raise ActorFailure("PolicyServer: fetch needs the WeightStore that setup takes")
+        if await self._engine.is_sleeping():
+            raise ActorFailure("PolicyServer: fetch needs an engine that is awake; call wake_up first")
         from rlmesh.weights.snapshot import check_shapes
 
         async with self._updating:
@@ -274,6 +278,21 @@ class PolicyServer(Actor):
             raise ActorFailure(f"PolicyServer: stopped, because loading version {version} failed: {error}") from error
         self._version = version
         await self._engine.engine_core.resume_scheduler_async()
+
+    @concurrent_endpoint
+    async def sleep(self) -> None:
+        """Finish the running requests, then give the GPU's memory free: weights go to the host's memory, the KV cache goes.
+
+        Requests that come now wait until `wake_up`. Needs `config.sleep`; on CPU nothing but the waiting happens.
+        """
+        if not self._config.sleep:
+            raise ActorFailure("PolicyServer: sleep needs policy.sleep: true, which vLLM has to know when it starts")
+        await self._engine.sleep(level=1, mode="wait")
+
+    @concurrent_endpoint
+    async def wake_up(self) -> None:
+        """Take the memory again and serve, with the weights as they were."""
+        await self._engine.wake_up()
 
     @concurrent_endpoint
     async def version(self) -> int:

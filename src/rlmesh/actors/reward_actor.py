@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+from numbers import Real
 
 from monarch.actor import Actor, concurrent_endpoint
 
@@ -55,6 +56,6 @@ class RewardActor(Actor):
             ) from None
         except Exception as error:
             raise ActorFailure(f"{name} failed on episode {episode.id}: {type(error).__name__}: {error}") from error
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not isinstance(value, Real) or not math.isfinite(value):  # numpy's scalars are real numbers too
             raise ActorFailure(f"{name} returned {value!r} for episode {episode.id}, where a finite number is needed")
         return float(value)

@@ -9,6 +9,7 @@ from monarch.actor import Actor, concurrent_endpoint
 
 from rlmesh.envs.config import EnvConfig
 from rlmesh.envs.pool import EnvFailure, EnvPool
+from rlmesh.errors import ActorFailure
 from rlmesh.mesh.service import Service
 from rlmesh.metrics import Metrics
 from rlmesh.rollout.config import RolloutConfig
@@ -47,11 +48,21 @@ class RolloutWorker(Actor):
 
     @concurrent_endpoint
     async def setup(self, env_urls: list[str]) -> None:
-        """Load the tokenizer and open the pools of the environment servers."""
+        """Load the tokenizer, open the pools of the environment servers and begin an episode on each to see that it can.
+
+        Raises: ActorFailure that says what the environment said.
+        """
         self._renderer = Renderer(self._model_path, self._config.system_prompt)
         self._pools = [EnvPool(url, self._env) for url in env_urls]
         for pool in self._pools:
             await pool.__aenter__()
+            try:
+                async with pool.lease() as session:
+                    await session.reset(
+                        **self._reset_args(Task(step=0, index=0, group_size=1, seed=0, shared_seed=0), 0)
+                    )
+            except EnvFailure as failure:
+                raise ActorFailure(f"{failure} (env.app, env.url and env.args say what is asked of it)") from None
 
     @concurrent_endpoint
     async def run_group(self, task: Task) -> tuple[Group, Metrics]:
@@ -91,8 +102,8 @@ class RolloutWorker(Actor):
                     )
             except EnvFailure as failure:
                 metrics.record(f"errors/{failure.outcome}", 1, "sum")
-                outcome = failure.outcome
-        return Episode(id="", index=index, outcome=outcome)
+                outcome, why = failure.outcome, str(failure)
+        return Episode(id="", index=index, outcome=outcome, metadata={"error": why})
 
     def _reset_args(self, task: Task, index: int) -> dict:
         own = fan_out(task.seed, "env", index)

@@ -35,7 +35,8 @@ async def grpo(mesh: ActorMesh, recipe: Recipe, run: Run) -> None:
     publishes version v + 1.
     """
     if recipe.warm_start:
-        await warm_start(mesh, recipe, run)
+        async with mesh.policy_asleep():
+            await warm_start(mesh, recipe, run)
     served = ServedVersion(0)
     await publish(mesh, version=0)
     if mesh.ref_model:
@@ -73,22 +74,25 @@ async def keep_training(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, 
             groups = await mesh.replay_buffer.take(step, version=step, count=recipe.rollout.groups_per_step)
         assign_advantages(groups, advantage)
         run.record(step, rollout_metrics(groups, version=step))
-        batch = collate(groups)
-        if mesh.ref_model:
-            with run.timed("reference", step):
-                batch = batch.with_ref_logprobs(await mesh.ref_model.score(batch))
-        for part in minibatches(batch, recipe, step):
-            with run.timed("train", step):
-                run.record(
-                    step, await mesh.trainer.forward_backward(part, recipe.algorithm.loss, coefficients(recipe, step))
-                )
-                run.record(
-                    step, await mesh.trainer.optim_step(value_at(recipe.trainer.optimizer.lr, step, recipe.run.steps))
-                )
+        async with mesh.policy_asleep():
+            await train(mesh, recipe, run, step, collate(groups))
         with run.timed("weight_sync", step):
             await publish(mesh, version=step + 1)
         await served.advance(step + 1)
         await run.finish(step, groups)  # metrics, evaluation, checkpoint
+
+
+async def train(mesh: ActorMesh, recipe: Recipe, run: Run, step: int, batch: Batch) -> None:
+    """One step's batch: reference logprobs, and an optimizer step for each minibatch."""
+    if mesh.ref_model:
+        with run.timed("reference", step):
+            batch = batch.with_ref_logprobs(await mesh.ref_model.score(batch))
+    lr = value_at(recipe.trainer.optimizer.lr, step, recipe.run.steps)
+    for part in minibatches(batch, recipe, step):
+        with run.timed("train", step):
+            stats = await mesh.trainer.forward_backward(part, recipe.algorithm.loss, coefficients(recipe, step))
+            run.record(step, stats)
+            run.record(step, await mesh.trainer.optim_step(lr))
 
 
 def tasks(recipe: Recipe, step: int) -> list[Task]:

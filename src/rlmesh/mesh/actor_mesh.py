@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,16 @@ class ActorMesh:
         """Do the work until it is done, or until the process of any actor dies: then ActorFailure names it."""
         return await self._supervision.guard(work)
 
+    @asynccontextmanager
+    async def policy_asleep(self) -> AsyncIterator[None]:
+        """With `policy.sleep`: the policy servers give their memory free for the block; else nothing."""
+        if not self.recipe.policy.sleep:
+            yield
+            return
+        await self.policy.each("sleep")
+        yield  # after an error nothing is served any more
+        await self.policy.each("wake_up")
+
     async def _start(self) -> None:
         recipe = self.recipe
         self._plan = plan_placement(recipe.placement, needed_actors(recipe))
@@ -93,12 +103,12 @@ class ActorMesh:
         self._spawn_actors()
         self.store = await self._ready("weight store (TorchStore)", WeightStore.start(recipe.weights))
         await self.reward.each("setup")
-        await together(
-            self._ready("policy server (vLLM)", self.policy.each("setup", self.store)),
-            self._ready("trainer (torchtitan)", self._setup_trainer()),
-            self._ready("environment and rollout workers", self._setup_rollout()),
-            *([self._ready("reference model", self.ref_model.each("setup", self.store))] if self.ref_model else []),
-        )
+        if recipe.policy.sleep:
+            await self._setup_policy()  # it measures what memory is free, which the others would change meanwhile
+            async with self.policy_asleep():
+                await self._setup_others()
+        else:
+            await together(self._setup_policy(), self._setup_others())
 
     def _spawn_actors(self) -> None:
         """Start every proc and actor; Monarch does so in the background, the setups wait for it."""
@@ -145,6 +155,16 @@ class ActorMesh:
             procs = self._hosts.spawn(name, placement.hosts, plan, launch, self._log_dir)
             replicas.append(procs.spawn(name, cls, *args))
         return Service(cls.__name__, replicas, limit_s)
+
+    async def _setup_policy(self) -> None:
+        await self._ready("policy server (vLLM)", self.policy.each("setup", self.store))
+
+    async def _setup_others(self) -> None:
+        await together(
+            self._ready("trainer (torchtitan)", self._setup_trainer()),
+            self._ready("environment and rollout workers", self._setup_rollout()),
+            *([self._ready("reference model", self.ref_model.each("setup", self.store))] if self.ref_model else []),
+        )
 
     async def _setup_trainer(self) -> None:
         await setup_torch_elastic_env_async(self._hosts.procs["trainer_0"])

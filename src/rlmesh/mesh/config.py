@@ -24,6 +24,7 @@ class ActorPlacement:
     replicas: int = option(1, "copies of the actor that share the work", ge=1)
     procs: int = option(1, "processes of one replica", ge=1)
     gpus: int = option(0, "GPUs of one process", ge=0)
+    gpus_of: str = option("", "name of the actor whose GPUs it uses, instead of `gpus` of its own (see policy.sleep)")
     threads: int = option(1, "threads of one process (OMP_NUM_THREADS)", ge=1)
 
 

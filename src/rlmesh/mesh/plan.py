@@ -21,7 +21,7 @@ class ReplicaPlan:
 
 
 def plan_placement(placement: PlacementConfig, actors: list[str]) -> dict[str, list[ReplicaPlan]]:
-    """Place every replica of the named actors; no GPU is given twice.
+    """Place every replica of the named actors; no GPU is given twice, unless an actor asks to share (`gpus_of`).
 
     A single replica spreads its procs evenly over all hosts of its mesh; several replicas take the hosts in turn.
 
@@ -32,7 +32,13 @@ def plan_placement(placement: PlacementConfig, actors: list[str]) -> dict[str, l
     Raises: RecipeError when the hosts have fewer GPUs than their actors ask for.
     """
     used = {name: [0] * hosts.count for name, hosts in placement.hosts.items()}
-    return {actor: _plan_actor(actor, getattr(placement.actors, actor), placement, used) for actor in actors}
+    wanted = {actor: getattr(placement.actors, actor) for actor in actors}
+    plans = {
+        actor: _plan_actor(actor, config, placement, used) for actor, config in wanted.items() if not config.gpus_of
+    }
+    return plans | {
+        actor: _plan_guest(actor, config, wanted, plans) for actor, config in wanted.items() if config.gpus_of
+    }
 
 
 def _plan_actor(
@@ -63,3 +69,18 @@ def _plan_actor(
             gpus.append(tuple(procs))
         plans.append(ReplicaPlan(span, tuple(gpus)))
     return plans
+
+
+def _plan_guest(
+    actor: str, guest: ActorPlacement, wanted: dict[str, ActorPlacement], plans: dict[str, list[ReplicaPlan]]
+) -> list[ReplicaPlan]:
+    """An actor on the GPUs of another one."""
+    where, host = f"placement.actors.{actor}.gpus_of", guest.gpus_of
+    if host not in plans:
+        raise RecipeError(f"{where}: '{host}' is no actor with GPUs of its own; such actors are {', '.join(plans)}")
+    if guest.gpus:
+        raise RecipeError(f"{where}: it uses the GPUs of '{host}'; leave placement.actors.{actor}.gpus at 0")
+    for key in ("hosts", "procs", "replicas"):
+        if (own := getattr(guest, key)) != (other := getattr(wanted[host], key)):
+            raise RecipeError(f"{where}: placement.actors.{actor}.{key} is {own!r} and that of '{host}' is {other!r}")
+    return plans[host]

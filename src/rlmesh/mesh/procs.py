@@ -8,10 +8,12 @@ import os
 import sys
 from pathlib import Path
 
+import torch
 from monarch._src.job.process import ProcessJob  # not exported by monarch.job in 0.7.0
 from monarch.actor import HostMesh, ProcMesh, default_bootstrap_cmd
 from monarch.job import LocalJob
 
+from rlmesh.errors import RecipeError
 from rlmesh.mesh.config import PlacementConfig
 from rlmesh.mesh.plan import ReplicaPlan
 
@@ -33,6 +35,7 @@ class Hosts:
     """
 
     def __init__(self, placement: PlacementConfig):
+        _check_this_machine(placement)
         if placement.job == "local":
             self._job = LocalJob(list(placement.hosts))
         else:
@@ -69,6 +72,15 @@ class Hosts:
             for hosts in self._meshes.values():
                 await hosts.shutdown()
             self._job.kill()
+
+
+def _check_this_machine(placement: PlacementConfig) -> None:
+    """Raises: RecipeError when the recipe's hosts, which are all this machine, have more GPUs than it."""
+    for name, hosts in placement.hosts.items():
+        if hosts.gpus > (there := torch.cuda.device_count()):
+            raise RecipeError(
+                f"placement.hosts.{name}.gpus: the recipe says {hosts.gpus}, and this machine has {there}"
+            )
 
 
 def _enter_proc(name: str, log_dir: str) -> None:

@@ -60,7 +60,7 @@ def assign_advantages(groups: Iterable[Group], advantage: Advantage) -> None:
             episode.advantage = None if episode.reward is None else float(value)
 
 
-def collate(groups: Iterable[Group]) -> Batch:
+def collate(groups: Sequence[Group]) -> Batch:
     """All trainable sequences of the groups, each token with its episode's advantage; unscored episodes are left out."""
     samples, advantages = [], []
     for group in groups:
@@ -73,9 +73,18 @@ def collate(groups: Iterable[Group]) -> Batch:
                 samples.append(sample)
                 advantages.append(np.where(sample.loss_mask, episode.advantage, 0.0))
     if not samples:
-        raise RLMeshError("rollout: none of the step's episodes could be scored, there is nothing to train on")
+        raise RLMeshError(
+            f"rollout: none of the step's episodes could be scored, there is nothing to train on; {_first_error(groups)}"
+        )
     tokens, masks, logprobs = ([getattr(s, name) for s in samples] for name in ("tokens", "loss_mask", "logprobs"))
     return Batch.from_samples(tokens, masks, logprobs, advantages)
+
+
+def _first_error(groups: Sequence[Group]) -> str:
+    errors = (
+        episode.metadata["error"] for group in groups for episode in group.episodes if "error" in episode.metadata
+    )
+    return next(errors, "every answer was empty")
 
 
 def supervised(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:
