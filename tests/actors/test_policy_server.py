@@ -221,5 +221,5 @@ async def test_a_sleeping_engine_serves_nothing_until_it_wakes(policy, cool_poli
     assert not waiting.done()
     await cool_policy.service.wake_up()
     assert await waiting == [before]
-    with pytest.raises(ActorFailure, match="sleep needs policy.sleep: true"):
+    with pytest.raises(ActorFailure, match=r"sleep needs policy\.sleep: true"):
         await policy.service.sleep()

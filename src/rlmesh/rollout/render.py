@@ -6,6 +6,7 @@ it, unchanged, with the template's own text between two turns appended.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from rlmesh.errors import RecipeError
@@ -13,6 +14,7 @@ from rlmesh.models.folder import eos_token_ids
 
 # Stands for an answer while the template is asked what it writes after one; any text that no template contains will do.
 _ANSWER = "\x02answer\x03"
+_CACHED_PROMPTS = 4096
 
 
 class Renderer:
@@ -35,10 +37,15 @@ class Renderer:
             )
         self.eos_token_ids = eos_token_ids(model_path)
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        # The episodes of a group begin with the same text, and many environments show few different ones.
+        self._first_prompt = lru_cache(_CACHED_PROMPTS)(self._encode_first_prompt)
 
     def first_prompt(self, observation: str) -> list[int]:
         """Tokens of a conversation that begins with `observation`, up to where the answer begins."""
-        return self._encode(self._render([{"role": "user", "content": observation}]))
+        return list(self._first_prompt(observation))
+
+    def _encode_first_prompt(self, observation: str) -> tuple[int, ...]:
+        return tuple(self._encode(self._render([{"role": "user", "content": observation}])))
 
     def next_prompt(self, prompt: list[int], completion: list[int], observation: str) -> list[int]:
         """Tokens after an answered turn: `prompt + completion`, then what the template writes up to the next answer."""
