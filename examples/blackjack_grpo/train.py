@@ -7,7 +7,6 @@ files, pictures) is left out here.
 """
 
 import asyncio
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from blackjack_env.warm_start import random_play
 
 from rlmesh import ActorMesh, load_recipe
 from rlmesh.errors import RLMeshError
+from rlmesh.evals import ask
 from rlmesh.evals.blackjack import BlackjackEvaluator
 from rlmesh.losses.inputs import LossInputs
 from rlmesh.rollout.collate import collate, supervised
@@ -72,13 +72,7 @@ async def play(mesh: ActorMesh, step: int, seeds: np.random.Generator) -> list:
 
 async def greedy_value(mesh: ActorMesh) -> float:
     """The exact value of the policy, by dynamic programming over its answers in every state."""
-
-    async def answer_logprobs(observations: list[str], answers: list[str]) -> np.ndarray:
-        pairs = itertools.product(observations, answers)
-        logprobs = await mesh.policy.score(*await mesh.rollout.render(*map(list, zip(*pairs, strict=True))))
-        return np.array([row.sum() for row in logprobs]).reshape(len(observations), len(answers))
-
-    report = await BlackjackEvaluator().evaluate(answer_logprobs)
+    report = await BlackjackEvaluator().evaluate(ask(mesh.rollout.render, mesh.policy.score))
     return report.metrics["eval/blackjack/greedy_value"]
 
 

@@ -98,23 +98,27 @@ class RunDirectory:
         steps = ((folder.name.removeprefix("step_"), folder) for folder in found if folder.is_dir())
         return sorted((int(step), folder) for step, folder in steps if step.isdecimal())
 
-    def export(self, out: Path, step: int | None = None) -> int:
-        """Copy a checkpoint's model, an ordinary Hugging Face folder, to `out`; the newest one by default. Returns its step."""
+    def model(self, step: int | None = None) -> Path:
+        """A checkpoint's model, an ordinary Hugging Face folder; the newest one by default."""
         self._require_run()
-        out = out.resolve()
         available = dict(self.checkpoints())
         if not available:
             raise RLMeshError(f"{self.path} has no checkpoint yet")
         step = max(available) if step is None else step
         if step not in available:
             raise RLMeshError(f"{self.path} has no checkpoint of step {step}; it has {', '.join(map(str, available))}")
+        return available[step] / "model"
+
+    def export(self, out: Path, step: int | None = None) -> int:
+        """Copy a checkpoint's model to `out`, the newest one by default. Returns its step."""
+        out, model = out.resolve(), self.model(step)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RLMeshError(f"{out} is not empty, and nothing is overwritten")
         aside = out.with_name(f".{out.name}.partial")
         shutil.rmtree(aside, ignore_errors=True)
-        shutil.copytree(available[step] / "model", aside)
+        shutil.copytree(model, aside)
         aside.replace(out)
-        return step
+        return int(model.parent.name.removeprefix("step_"))
 
     def close(self) -> None:
         """Give the directory free for other processes."""

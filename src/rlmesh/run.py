@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import orjson
 
 from rlmesh.checkpoint import RunDirectory
-from rlmesh.evals import EvalReport, resolve_evaluator
+from rlmesh.evals import EvalReport, ask, resolve_evaluator
 from rlmesh.metrics import Metrics
 from rlmesh.metrics.backends import make_backends
 from rlmesh.metrics.busy import intersection, length, merged
@@ -132,17 +131,10 @@ class Run:
 
     async def _evaluate(self, step: int) -> None:
         if self._evaluator:
-            self.report = await self._evaluator.evaluate(self._answer_logprobs)
+            self.report = await self._evaluator.evaluate(ask(self.mesh.rollout.render, self.mesh.policy.score))
             self.record(step, self.report.metrics)
             shown = ", ".join(f"{name.rpartition('/')[2]} {value:.4f}" for name, value in self.report.metrics.items())
             self.console.print(f"  evaluation of version {step}: {shown}")
-
-    async def _answer_logprobs(self, observations: list[str], answers: list[str]) -> np.ndarray:
-        """Logprob [P, A] that the whole answer to an observation is that answer, end of sequence included."""
-        pairs = [(observation, answer) for observation in observations for answer in answers]
-        prompts, completions = await self.mesh.rollout.render([p for p, _ in pairs], [a for _, a in pairs])
-        logprobs = await self.mesh.policy.score(prompts, completions)
-        return np.array([logprob.sum() for logprob in logprobs]).reshape(len(observations), len(answers))
 
 
 def run(recipe: Recipe) -> None:

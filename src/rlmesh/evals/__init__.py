@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlmesh.evals.report import AnswerLogprobs, EvalReport, Evaluator
+from rlmesh.evals.report import AnswerLogprobs, EvalReport, Evaluator, ask
 from rlmesh.imports import import_path
 
-__all__ = ["EVALUATORS", "AnswerLogprobs", "EvalReport", "Evaluator", "resolve_evaluator"]
+__all__ = ["EVALUATORS", "AnswerLogprobs", "EvalReport", "Evaluator", "ask", "resolve_evaluator"]
 
 EVALUATORS = {"blackjack": "rlmesh.evals.blackjack.BlackjackEvaluator"}
 

@@ -23,6 +23,21 @@ class EvalReport:
     references: dict[str, float] = field(default_factory=dict)  # values to compare with, drawn into the learning curve
 
 
+def ask(render: Callable[..., Awaitable], score: Callable[..., Awaitable]) -> AnswerLogprobs:
+    """What an evaluator asks with, from a RolloutWorker's `render` and a PolicyServer's `score`.
+
+    >>> report = await evaluator.evaluate(ask(mesh.rollout.render, mesh.policy.score))       # doctest: +SKIP
+    """
+
+    async def answer_logprobs(observations: list[str], answers: list[str]) -> np.ndarray:
+        pairs = [(observation, answer) for observation in observations for answer in answers]
+        prompts, completions = await render([observation for observation, _ in pairs], [answer for _, answer in pairs])
+        logprobs = await score(prompts, completions)
+        return np.array([row.sum() for row in logprobs]).reshape(len(observations), len(answers))
+
+    return answer_logprobs
+
+
 class Evaluator(Protocol):
     """Evaluates policies of one environment."""
 

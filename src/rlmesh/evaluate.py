@@ -1,0 +1,72 @@
+"""`rlmesh eval`: the recipe's evaluation of one model, with a policy server and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rlmesh.actors.launch import policy_environment
+from rlmesh.actors.policy_server import PolicyServer
+from rlmesh.checkpoint import RunDirectory
+from rlmesh.errors import RecipeError
+from rlmesh.evals import EvalReport, ask, resolve_evaluator
+from rlmesh.mesh.plan import plan_placement
+from rlmesh.mesh.procs import Hosts
+from rlmesh.mesh.service import Service
+from rlmesh.mesh.supervision import Supervision
+from rlmesh.metrics.console import Console
+from rlmesh.models.source import resolve_model
+from rlmesh.recipe import Recipe, load_recipe
+from rlmesh.rollout.render import Renderer
+
+
+def evaluate(target: str, recipe_path: Path | None, step: int | None, console: Console) -> EvalReport:
+    """Evaluate a run's checkpoint (the newest one, that of `step`, or step 0: the model that it began with), or any model.
+
+    `recipe_path` names the recipe whose evaluation is wanted when `target` is a model: a folder, a hub id or `tiny-qwen3`.
+
+    Raises: RLMeshError when there is no such model, or the recipe has no evaluation.
+    """
+    with TemporaryDirectory(prefix="rlmesh-eval-") as scratch:
+        run = Path(target)
+        if (run / "recipe.yaml").exists():
+            recipe = load_recipe(run / "recipe.yaml")
+            model = None if step == 0 else RunDirectory(run).model(step)
+        elif recipe_path:
+            recipe, model = load_recipe(recipe_path, [f"model.source={target}"]), None
+        else:
+            raise RecipeError(f"{target} is not a run directory; to evaluate a model, name a recipe: --recipe RECIPE")
+        if not recipe.eval.name:
+            raise RecipeError("eval.name: the recipe has no evaluation")
+        if model is None:
+            model = resolve_model(recipe.model, Path(scratch) / "model", recipe.run.seed)
+        console.print(f"{recipe.eval.name} evaluation of {model if target == str(run) else target}")
+        return asyncio.run(_evaluate(recipe, model, Path(scratch), console))
+
+
+async def _evaluate(recipe: Recipe, model: Path, log_dir: Path, console: Console) -> EvalReport:
+    evaluator = resolve_evaluator(recipe.eval.name, recipe.eval.args)
+    one = replace(recipe.placement.actors.policy, replicas=1)
+    placement = replace(recipe.placement, actors=replace(recipe.placement.actors, policy=one))
+    [plan] = plan_placement(placement, ["policy"])["policy"]
+    hosts = Hosts(placement)
+    launch = {"OMP_NUM_THREADS": str(one.threads), **policy_environment(recipe.policy)}
+    try:
+        procs = hosts.spawn("policy_0", one.hosts, plan, launch, log_dir)
+        arguments = (recipe.policy, str(model), recipe.model.max_length, recipe.rollout.temperature)
+        actor = procs.spawn("policy_0", PolicyServer, *arguments)
+        policy = Service("PolicyServer", [actor], recipe.policy.request_timeout_s)
+        with Supervision() as supervision, console.waiting("policy server (vLLM)"):
+            await supervision.guard(policy.setup())
+        renderer = Renderer(model, recipe.rollout.system_prompt)
+
+        async def render(observations: list[str], answers: list[str]) -> tuple[list[list[int]], list[list[int]]]:
+            return [renderer.first_prompt(text) for text in observations], [renderer.answer(text) for text in answers]
+
+        report = await evaluator.evaluate(ask(render, policy.score))
+        await policy.close()
+        return report
+    finally:
+        await hosts.stop()
