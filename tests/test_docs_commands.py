@@ -11,7 +11,12 @@ import pytest
 from conftest import tiny_model
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")), *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
 SMALL = ["run.steps=2", "rollout.groups_per_step=4", "rollout.group_size=4", "warm_start.steps=2", "checkpoint.every=1"]
 SKIPPED = ("make ", "git ")  # what they do is run by the line that each of them stands for
 

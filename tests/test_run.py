@@ -1,6 +1,7 @@
 """The whole run, short and real: the README's command on a few steps."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -134,3 +135,37 @@ def test_export_is_an_ordinary_model_folder(finished, tmp_path):
     [state] = [s for s in states if (s["total"], s["soft"], s["dealer"]) == (14, False, 10)]
     # The exported weights are the last ones, which were evaluated: the answer is the same, up to its end token.
     assert answers[0].item() == pytest.approx(state["p_hit"], abs=0.05)
+
+
+OTHER = [
+    "model.tiny.num_layers=1",
+    "model.tiny.tie_word_embeddings=true",
+    "env.args.rules=no_bonus",
+    "eval.args.rules=no_bonus",
+    "reward.function=reward_functions.longer_is_better",
+    "reward.args.bonus=0.5",
+    "rollout.group_size=3",
+    "placement.actors.rollout.replicas=2",
+    "placement.actors.reward.replicas=2",
+    "placement.actors.env.replicas=2",
+    "policy.sleep=true",
+    "replay_buffer.max_policy_age=0",
+    "algorithm.minibatches=1",
+]
+
+
+def test_the_recipe_alone_changes_model_rules_reward_sizes_and_workers(tmp_path):
+    """And policy and trainer work in turn, as they do when they share a GPU."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = rlmesh("configs/blackjack.yaml", *SMALL, *OTHER, f"run.dir={tmp_path}", env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [orjson.loads(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    assert all(row["off_policy/max"] == 0 and row["perf/both_busy_share"] == 0 for row in rows[:4])
+    episodes = [orjson.loads(line) for line in (tmp_path / "rollouts" / "step_2.jsonl").read_bytes().splitlines()]
+    assert len(episodes) == 18
+    assert all(episode["reward"] == len(episode["turns"]) + 0.5 for episode in episodes)
+    assert json.loads((tmp_path / "eval" / "blackjack.json").read_text())["rules"] == "no_bonus"
+    logs = {p.name for p in (tmp_path / "logs").iterdir()}
+    assert {f"{actor}_{i}.log" for actor in ("rollout", "reward", "env") for i in (0, 1)} <= logs
+    config = json.loads((tmp_path / "checkpoints" / "step_4" / "model" / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["tie_word_embeddings"]) == (1, True)
