@@ -117,6 +117,23 @@ def test_export(capsys, tmp_path):
     assert capsys.readouterr().err == f"rlmesh: {tmp_path / 'out'} is not empty, and nothing is overwritten\n"
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nowhere"], "nowhere is not a run directory; to evaluate a model, name a recipe: --recipe RECIPE"),
+        (["nowhere", "--recipe", BLACKJACK], "model.source: there is no model folder 'nowhere'"),
+        (["run"], "run has no checkpoint yet"),
+    ],
+)
+def test_eval_of_what_is_not_there(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    directory = RunDirectory(Path("run"))
+    directory.begin(check_recipe(Recipe(run=RunConfig(dir="run"))))
+    directory.close()
+    assert exit_code("eval", *arguments) in (1, 2)
+    assert capsys.readouterr().err.startswith(f"rlmesh: {message}")
+
+
 @pytest.mark.parametrize("arguments", [["run"], ["run", BLACKJACK, "--dry"], ["exprot"], ["export", "a"]])
 def test_a_wrong_command_ends_with_2(arguments, capsys):
     assert exit_code(*arguments) == 2

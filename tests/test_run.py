@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -118,6 +119,30 @@ def test_a_run_directory_is_not_used_twice(finished):
     assert done.returncode != 0
     assert "holds a run already" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def evaluated(*arguments) -> dict[str, float]:
+    """The metrics that `rlmesh eval` prints."""
+    command = [sys.executable, "-m", "rlmesh.cli", "eval", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {name: float(value) for name, value in re.findall(r"^(eval/\S+): (\S+)$", done.stdout, re.MULTILINE)}
+
+
+def test_eval_gives_the_value_that_the_run_had(finished, tmp_path):
+    directory, _ = finished
+    rows = [orjson.loads(line) for line in (directory / "metrics.jsonl").read_bytes().splitlines()]
+    subprocess.run([sys.executable, "-m", "rlmesh.cli", "export", str(directory), str(tmp_path / "out")], check=True)
+    for arguments in ([directory], [tmp_path / "out", "--recipe", "configs/blackjack.yaml"]):
+        assert evaluated(*arguments) == {
+            name: pytest.approx(value, abs=1e-3) for name, value in rows[-1].items() if name.startswith("eval/")
+        }
+
+
+@pytest.mark.slow
+def test_eval_of_the_model_before_training(finished):
+    directory, _ = finished
+    assert evaluated(directory, "--step", 0)["eval/blackjack/invalid"] > 0.5  # random weights know no answer
 
 
 def test_export_is_an_ordinary_model_folder(finished, tmp_path):

@@ -1,9 +1,10 @@
-"""The command line: `rlmesh run`, `rlmesh export`. Errors are one sentence, without a traceback."""
+"""The command line: `rlmesh run`, `rlmesh eval`, `rlmesh export`. Errors are one sentence, without a traceback."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -35,10 +36,8 @@ def run(
         return
     from rlmesh.run import run as run_recipe  # heavy: Monarch and what the run needs
 
-    try:
+    with _stopped_by_ctrl_c():
         run_recipe(loaded)
-    except KeyboardInterrupt:
-        _fail("stopped by Ctrl-C", 130)
 
 
 @app.command()
@@ -52,6 +51,27 @@ def export(
 
     exported = RunDirectory(directory).export(out, step)
     typer.echo(f"{out}: the model of {directory} after {exported} steps")
+
+
+@app.command("eval")
+def evaluate(
+    target: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="a run directory, or a model's folder or hub id")],
+    recipe: Annotated[Optional[Path], typer.Option(help="the recipe whose evaluation a MODEL gets")] = None,
+    step: Annotated[
+        Optional[int], typer.Option(help="the checkpoint's step (default: the newest; 0: the model before training)")
+    ] = None,
+) -> None:
+    """Evaluate a run's checkpoint, the model that it began with, or any model."""
+    from rlmesh.evaluate import evaluate as evaluate_model  # heavy: Monarch and transformers
+    from rlmesh.metrics.console import Console
+
+    console = Console()
+    with _stopped_by_ctrl_c():
+        report = evaluate_model(target, recipe, step, console)
+    for table in report.tables:
+        console.print(table)
+    for name, value in report.metrics.items():
+        console.print(f"{name}: {value:.4f}")
 
 
 def print_dry_run(recipe: Recipe) -> None:
@@ -89,6 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(error, 2)
     except RLMeshError as error:
         _fail(error, 1)
+
+
+@contextmanager
+def _stopped_by_ctrl_c() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail("stopped by Ctrl-C", 130)
 
 
 def _fail(error: RLMeshError | str, code: int) -> None:
