@@ -141,12 +141,13 @@ def train(seed: int, options: argparse.Namespace) -> tuple[float, float]:
         advantages = np.concatenate(
             [group_mean(list(group)) for group in games.returns.reshape(options.groups, options.size)]
         )
-        valid = games.answers != _INVALID
-        at = games.views[valid], games.answers[valid]
-        advantage = torch.from_numpy(advantages[games.games[valid]]).float()
-        inputs = LossInputs(policy.logprobs()[at], behaviour[at], advantage, reference[at])
-        loss, _ = grpo(inputs, kl_coef=kl)
-        policy.step(loss.sum() / (2 * valid.sum()), lr)  # an answer is two tokens, of which the end is certain
+        valid = rng.permutation(np.flatnonzero(games.answers != _INVALID))
+        for part in np.array_split(valid, options.minibatches):
+            at = games.views[part], games.answers[part]
+            advantage = torch.from_numpy(advantages[games.games[part]]).float()
+            inputs = LossInputs(policy.logprobs()[at], behaviour[at], advantage, reference[at])
+            loss, _ = grpo(inputs, kl_coef=kl)
+            policy.step(loss.sum() / (2 * len(part)), lr)  # an answer is two tokens, of which the end is certain
         with torch.no_grad():
             served = [*served[-2:], policy.logprobs()]
     hit, stand = served[-1].exp().double().numpy().T
@@ -156,9 +157,10 @@ def train(seed: int, options: argparse.Namespace) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=260)
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--minibatches", type=int, default=2, help="optimizer steps a step")
     parser.add_argument("--lr", type=float, nargs=2, default=[2e-3, 2e-4], help="from, to")
     parser.add_argument("--kl", type=float, nargs=2, default=[0.3, 0.0], help="from, to")
     parser.add_argument("--age", type=int, default=1, help="versions that the games are behind")
