@@ -3,10 +3,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import tiny_model
+from episodes import group
 
 from rlmesh.checkpoint import RunDirectory
 from rlmesh.cli import main
+from rlmesh.losses.advantages import group_mean
 from rlmesh.recipe import Recipe, RunConfig, check_recipe, load_recipe
+from rlmesh.rollout.collate import assign_advantages
+from rlmesh.rollout.types import Episode, Outcome
 
 BLACKJACK = str(Path(__file__).parents[1] / "configs" / "blackjack.yaml")
 
@@ -132,6 +137,29 @@ def test_eval_of_what_is_not_there(capsys, tmp_path, monkeypatch, arguments, mes
     directory.close()
     assert exit_code("eval", *arguments) in (1, 2)
     assert capsys.readouterr().err.startswith(f"rlmesh: {message}")
+
+
+def test_rollouts(capsys, tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.begin(check_recipe(Recipe(run=RunConfig(dir=str(tmp_path)))))
+    directory.close()
+    assert exit_code("rollouts", str(tmp_path)) == 1
+    assert capsys.readouterr().err.startswith(f"rlmesh: {tmp_path} has no episodes")
+    groups = [group([-1.0, 1.0], index=index) for index in range(3)]
+    groups[0].episodes[1] = Episode(id="", index=1, outcome=Outcome.TIMEOUT, metadata={"error": "no answer to a step"})
+    assign_advantages(groups, group_mean)
+    tiny_model(tmp_path / "model")
+    directory.write_rollouts(7, groups)
+    assert exit_code("rollouts", str(tmp_path)) == 0
+    shown = capsys.readouterr().out
+    assert "step 7" in shown and "1 more groups" in shown and "group 2" not in shown
+    assert "group 0: 1 of 2 episodes scored, reward -1.000" in shown
+    assert "episode 1 | reward none | advantage none | timeout" in shown and "no answer to a step" in shown
+    assert "episode 1 | reward +1.000 | advantage +1.000 | ok" in shown
+    assert exit_code("rollouts", str(tmp_path), "--group", "2") == 0
+    assert "group 2: 2 of 2" in capsys.readouterr().out
+    assert exit_code("rollouts", str(tmp_path), "--step", "6") == 1
+    assert capsys.readouterr().err == f"rlmesh: {tmp_path} has no episodes of step 6; it has 7\n"
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["run", BLACKJACK, "--dry"], ["exprot"], ["export", "a"]])

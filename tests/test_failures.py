@@ -60,6 +60,25 @@ def test_a_killed_process_ends_the_run_and_is_named(running, title, name):
     assert name.lower().replace("_", "") in message.lower().replace("_", "")
 
 
+def test_stacks_shows_where_every_process_is(running, tmp_path):
+    process, family = running
+    command = [sys.executable, "-m", "rlmesh.cli", "stacks", str(tmp_path / "run")]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    titles = [line for line in shown.stdout.splitlines() if line.startswith("== ")]
+    assert {int(title.split()[1]) for title in titles} >= {process.pid, *(p.pid for p in family if p.is_running())}
+    for what in ("rlmesh:trainer_0", "rlmesh:policy_0", "VLLM::EngineCore", "VLLM::Worker", "rlmesh.envs.serve"):
+        assert any(what in title for title in titles), what
+    assert "run_busy_loop" in shown.stdout  # the engine core's own loop
+    process.send_signal(signal.SIGINT)
+    ended(process, family, limit_s=30)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"rlmesh: {tmp_path / 'run'}: no process is using it; the run has ended\n",
+    )
+
+
 def test_ctrl_c_ends_the_run(running):
     process, family = running
     process.send_signal(signal.SIGINT)

@@ -52,7 +52,7 @@ class RunDirectory:
         What the run wrote after that checkpoint is dropped, because its steps are made again. The recipe may differ from the
         saved one, which it replaces, in all but the model and the seed.
         """
-        self._require_run()
+        self.require_run()
         saved = load_recipe(self.path / "recipe.yaml")
         self._take()
         for key, before, now in (("model", saved.model, recipe.model), ("run.seed", saved.run.seed, recipe.run.seed)):
@@ -100,7 +100,7 @@ class RunDirectory:
 
     def model(self, step: int | None = None) -> Path:
         """A checkpoint's model, an ordinary Hugging Face folder; the newest one by default."""
-        self._require_run()
+        self.require_run()
         available = dict(self.checkpoints())
         if not available:
             raise RLMeshError(f"{self.path} has no checkpoint yet")
@@ -126,7 +126,8 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def _require_run(self) -> None:
+    def require_run(self) -> None:
+        """Raises: RLMeshError when there is no run here."""
         if not (self.path / "recipe.yaml").exists():
             raise RLMeshError(f"{self.path} is not a run directory (it has no recipe.yaml)")
 
@@ -137,7 +138,19 @@ class RunDirectory:
         except BlockingIOError:
             os.close(lock)
             raise RLMeshError(f"run.dir: another process is using {self.path}") from None
+        os.truncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
         self._lock = lock
+
+    def user(self) -> int | None:
+        """Process id of the run that is using the directory; None when none is."""
+        self.require_run()
+        with open(self.path / ".lock", "rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read())
+        return None
 
     def _drop_from(self, step: int) -> None:
         """Remove what step `step` and later ones wrote, and what is left of a checkpoint that was not finished."""
@@ -166,6 +179,7 @@ def _episode_record(group: Group, index: int) -> dict:
         "turns": [
             {
                 "observation": turn.observation,
+                "prompt": turn.prompt,
                 "action": turn.action,
                 "reward": turn.reward,
                 "tokens": turn.completion.tokens,

@@ -1,4 +1,4 @@
-"""The command line: `rlmesh run`, `rlmesh eval`, `rlmesh export`. Errors are one sentence, without a traceback."""
+"""The command line: `rlmesh run`, `eval`, `export`, `rollouts`, `stacks`. Errors are one sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import typer
 
 from rlmesh.errors import RecipeError, RLMeshError
 from rlmesh.recipe import Recipe, load_recipe, recipe_yaml
+
+_SHOWN_GROUPS = 2  # of a step, unless one is asked for
 
 app = typer.Typer(
     add_completion=False,
@@ -72,6 +74,39 @@ def evaluate(
         console.print(table)
     for name, value in report.metrics.items():
         console.print(f"{name}: {value:.4f}")
+
+
+@app.command()
+def rollouts(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")],
+    step: Annotated[
+        Optional[int], typer.Option(help="the training step (default: the newest that was written)")
+    ] = None,
+    group: Annotated[Optional[int], typer.Option(help="one group, whole")] = None,
+) -> None:
+    """Show a step's episodes: prompts, answers, rewards, advantages and the versions that made them."""
+    from rich.console import Console
+
+    from rlmesh.show import group_panel, prompt_decoder, read_rollouts
+
+    step, groups = read_rollouts(directory, step)
+    if group is not None and group not in groups:
+        raise RLMeshError(f"step {step} has no group {group}; it has {', '.join(map(str, groups))}")
+    console, decode = Console(), prompt_decoder(directory)
+    console.print(f"step {step} of {directory}: {len(groups)} groups")
+    for number in [group] if group is not None else list(groups)[:_SHOWN_GROUPS]:
+        console.print(group_panel(number, groups[number], decode))
+    if group is None and len(groups) > _SHOWN_GROUPS:
+        console.print(f"{len(groups) - _SHOWN_GROUPS} more groups; --group N shows one of them")
+
+
+@app.command()
+def stacks(directory: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]) -> None:
+    """Show where every process of a live run is."""
+    from rlmesh.stacks import stacks as stacks_of
+
+    for title, stack in stacks_of(directory):
+        typer.echo(f"== {title}\n{stack}\n")
 
 
 def print_dry_run(recipe: Recipe) -> None:

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import orjson
@@ -39,7 +40,7 @@ class Run:
         self.report: EvalReport | None = None  # the latest evaluation
         self.began = self._step_began = self._training_began = time.monotonic()
         self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
-        self._backends = make_backends(recipe.metrics, directory.path)
+        self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe))
         self._evaluator = resolve_evaluator(recipe.eval.name, recipe.eval.args) if recipe.eval.name else None
 
     def record(self, step: int, metrics: Metrics | Mapping[str, float]) -> None:

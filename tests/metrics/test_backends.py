@@ -1,15 +1,28 @@
 import math
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
 
 import orjson
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto.wandb_internal_pb2 import Record
 
+from rlmesh.errors import RecipeError
 from rlmesh.metrics.backends import make_backends
 from rlmesh.metrics.config import MetricsConfig
 
 
+def backends(folder, **config):
+    return make_backends(MetricsConfig(**config), folder, "night", {"run": {"seed": 3}})
+
+
 def test_json_lines_are_there_after_each_step_and_appended_to(tmp_path):
     for first in (0, 2):
-        [backend] = make_backends(MetricsConfig(tensorboard=False), tmp_path)
+        [backend] = backends(tmp_path, tensorboard=False)
         for step in (first, first + 1):
             backend.write(step, {"reward/mean": -0.5, "kl": math.nan})
             rows = [orjson.loads(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
@@ -19,7 +32,7 @@ def test_json_lines_are_there_after_each_step_and_appended_to(tmp_path):
 
 
 def test_tensorboard_can_read_what_is_written(tmp_path):
-    [backend] = make_backends(MetricsConfig(jsonl=False), tmp_path)
+    [backend] = backends(tmp_path, jsonl=False)
     for step in range(3):
         backend.write(step, {"reward/mean": step / 2, "time/step": 1.0})
     backend.close()
@@ -29,6 +42,68 @@ def test_tensorboard_can_read_what_is_written(tmp_path):
     assert set(tags["scalars"] + tags["tensors"]) == {"reward/mean", "time/step"}
 
 
+def wandb_history(path) -> list[dict]:
+    """The rows of a short .wandb file: LevelDB's log format, of one block here, after a header of 7 bytes."""
+    content, place, rows = path.read_bytes(), 7, []
+    while place < len(content):
+        _checksum, size, _kind = struct.unpack_from("<IHB", content, place)
+        if place + 7 + size > len(content):  # still being written
+            break
+        record = Record.FromString(content[place + 7 : place + 7 + size])
+        place += 7 + size
+        if record.HasField("history"):
+            rows.append({"/".join(item.nested_key): orjson.loads(item.value_json) for item in record.history.item})
+    return rows
+
+
+def test_weights_and_biases_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    [backend] = backends(tmp_path, jsonl=False, tensorboard=False, wandb=True)
+    for step in (0, 5):
+        backend.write(step, {"reward/mean": step / 2})
+    backend.close()
+    [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 20
+    while not (rows := wandb_history(file)) and time.monotonic() < deadline:  # its own process writes the file
+        time.sleep(0.1)
+    assert [(row["_step"], row["reward/mean"]) for row in rows] == [(0, 0.0), (5, 2.5)]
+
+
+def test_trackio(tmp_path):
+    """In a process of its own: trackio reads where its files are when it is imported."""
+    code = (
+        "from pathlib import Path; from rlmesh.metrics.backends import make_backends;"
+        "from rlmesh.metrics.config import MetricsConfig;"
+        "config = MetricsConfig(jsonl=False, tensorboard=False, trackio=True, project='cards');"
+        "[backend] = make_backends(config, Path('.'), 'night', {'run': {'seed': 3}});"
+        "backend.write(0, {'reward/mean': 0.0}); backend.write(5, {'reward/mean': 2.5}); backend.close()"
+    )
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+    with sqlite3.connect(tmp_path / "cards.db") as database:
+        rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
+    assert [(name, step, orjson.loads(row)) for name, step, row in rows] == [
+        ("night", 0, {"reward/mean": 0.0}),
+        ("night", 5, {"reward/mean": 2.5}),
+    ]
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(RecipeError, match=r"metrics\.wandb: the package 'wandb' is not installed"):
+        backends(tmp_path, wandb=True)
+
+
+def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    [backend] = backends(tmp_path, jsonl=False, tensorboard=False, wandb=True)
+    backend.close()
+    for step in (0, 1):
+        backend.write(step, {"reward/mean": 0.0})  # the run is closed: wandb raises
+    said = [record.message for record in caplog.records if record.name == "rlmesh.metrics.backends"]
+    assert len(said) == 1 and said[0].startswith("metrics.wandb: UsageError: ")
+
+
 def test_nothing_is_written_unasked(tmp_path):
-    assert make_backends(MetricsConfig(jsonl=False, tensorboard=False), tmp_path) == []
+    assert backends(tmp_path, jsonl=False, tensorboard=False) == []
     assert list(tmp_path.iterdir()) == []

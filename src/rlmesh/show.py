@@ -1,0 +1,78 @@
+"""`rlmesh rollouts`: the episodes of a step as a person reads them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Group as Lines
+from rich.panel import Panel
+from rich.text import Text
+
+from rlmesh.checkpoint import RunDirectory
+from rlmesh.errors import RLMeshError
+
+Record = dict[str, Any]  # a line of `rollouts/step_N.jsonl`
+
+
+def read_rollouts(run: Path, step: int | None) -> tuple[int, dict[int, list[Record]]]:
+    """The step and its episodes by group; the newest step that was written by default. Raises: RLMeshError."""
+    RunDirectory(run).require_run()
+    files = {int(path.stem.removeprefix("step_")): path for path in (run / "rollouts").glob("step_*.jsonl")}
+    if not files:
+        raise RLMeshError(f"{run} has no episodes (metrics.rollouts_every says how often they are written)")
+    step = max(files) if step is None else step
+    if step not in files:
+        raise RLMeshError(f"{run} has no episodes of step {step}; it has {', '.join(map(str, sorted(files)))}")
+    groups: defaultdict[int, list[Record]] = defaultdict(list)
+    for line in files[step].read_bytes().splitlines():
+        record = orjson.loads(line)
+        groups[record["group"]].append(record)
+    return step, dict(groups)
+
+
+def prompt_decoder(run: Path) -> Callable[[list[int]], str]:
+    """Tokens to text, by the tokenizer of the run's own model."""
+    from tokenizers import Tokenizer
+
+    found = [run / "model" / "tokenizer.json", *sorted(run.glob("checkpoints/step_*/model/tokenizer.json"))]
+    path = next((path for path in found if path.exists()), None)
+    if path is None:
+        return lambda tokens: f"{len(tokens)} tokens (there is no tokenizer in {run} yet)"
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def group_panel(number: int, episodes: list[Record], decode: Callable[[list[int]], str]) -> Panel:
+    """One group: each episode's turns as the model saw them, and what came of it."""
+    rewards = [episode["reward"] for episode in episodes if episode["reward"] is not None]
+    title = f"group {number}: {len(rewards)} of {len(episodes)} episodes scored"
+    if rewards:
+        title += f", reward {sum(rewards) / len(rewards):+.3f} ({min(rewards):+.3f} to {max(rewards):+.3f})"
+    return Panel(Lines(*(line for episode in episodes for line in _episode(episode, decode))), title=title)
+
+
+def _episode(episode: Record, decode: Callable[[list[int]], str]) -> Iterator[Text]:
+    head = f"episode {episode['episode']} | reward {_number(episode['reward'])} | advantage {_number(episode['advantage'])}"
+    head += f" | {episode['outcome']}" + (" | truncated" if episode["truncated"] else "")
+    yield Text(head, style="bold")
+    if error := episode["metadata"].get("error"):
+        yield Text(f"  {error}", style="red")
+    for turn in episode["turns"]:
+        low, high = turn["versions"]
+        version = f"version {low}" if low == high else f"versions {low} to {high}"
+        yield Text(f"  {decode(turn['prompt'])}", style="dim")
+        answer = Text(f"  {turn['action']}", style="green")
+        answer.append(
+            f"   {len(turn['tokens'])} tokens, logprob {sum(turn['logprobs']):.3f}, {turn['finish_reason']}, {version}, "
+            f"reward {_number(turn['reward'])}",
+            style="not green dim",
+        )
+        yield answer
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:+.3f}"
