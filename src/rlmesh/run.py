@@ -20,6 +20,7 @@ from rlmesh.metrics.backends import make_backends
 from rlmesh.metrics.busy import intersection, length, merged
 from rlmesh.metrics.console import Console, duration, step_line
 from rlmesh.metrics.plots import plot_learning_curve
+from rlmesh.metrics.warnings import Watch
 from rlmesh.recipe import Recipe, check_recipe
 from rlmesh.rollout.types import Group
 from rlmesh.tasks import together
@@ -41,6 +42,7 @@ class Run:
         self.began = self._step_began = self._training_began = time.monotonic()
         self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
         self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe))
+        self._watch = Watch()
         self._evaluator = resolve_evaluator(recipe.eval.name, recipe.eval.args) if recipe.eval.name else None
 
     def record(self, step: int, metrics: Metrics | Mapping[str, float]) -> None:
@@ -128,6 +130,8 @@ class Run:
         reduced["time/since_start"] = time.monotonic() - self.began
         for backend in self._backends:
             backend.write(step, reduced)
+        for warning in self._watch.observe(reduced, self.report.references if self.report else {}):
+            self.console.print(f"  warning, step {step}: {warning}")
         return reduced
 
     async def _evaluate(self, step: int) -> None:
