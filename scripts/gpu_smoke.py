@@ -20,7 +20,14 @@ import typer
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("torch", "torchmonarch", "torchstore", "torchtitan", "vllm")
-_SHORT = ["run.steps=4", "rollout.groups_per_step=8", "rollout.group_size=8", "warm_start.steps=10", "eval.every=2"]
+_SHORT = [
+    "run.steps=4",
+    "rollout.groups_per_step=8",
+    "rollout.group_size=8",
+    "warm_start.steps=10",
+    "eval.every=2",
+    "algorithm.minibatches=1",
+]
 _ONE_GPU = [
     "placement.hosts.local.gpus=1",
     "placement.actors.policy.gpus=1",

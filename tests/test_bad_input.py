@@ -23,7 +23,7 @@ BEFORE = {
     "wrong type": (["rollout.group_size=many"], "rollout.group_size: a whole number is needed, not 'many'"),
     "out of range": (
         ["policy.engine.gpu_memory_utilization=2"],
-        "policy.engine.gpu_memory_utilization: 2 must be at mo",
+        "policy.engine.gpu_memory_utilization: 2.0 must be at",
     ),
     "no model folder": (["model.source=./nowhere"], "model.source: there is no model folder './nowhere'"),
     "no reward module": (
@@ -54,7 +54,7 @@ BEFORE = {
         ["algorithm.kl_coef={from: 1, to: 0, after: 900}"],
         "algorithm.kl_coef: the schedule starts at step",
     ),
-    "half a schedule": (["algorithm.kl_coef={from: 1}"], "algorithm.kl_coef: a schedule needs 'to'"),
+    "half a schedule": (["algorithm.clip_low={from: 0.1}"], "algorithm.clip_low: a schedule needs 'to'"),
     "prompt too long": (["rollout.max_tokens=64"], "rollout.max_tokens: 64 leaves no room for a prompt"),
     "rows too short": (["trainer.pack_length=32"], "trainer.pack_length: a row of 32 tokens cannot hold a sample"),
     "ranks without procs": (
@@ -131,8 +131,8 @@ with socket.socket() as free:
     "override, message",
     [
         ("reward.function=reward_functions.returns_none", "reward_functions.returns_none returned None for episode"),
-        ("env.app=broken_env:app", "No module named 'a_package_that_is_not_there'"),
         ("env.args.rules=vegas", "vegas"),
+        slow("env.app=broken_env:app", "No module named 'a_package_that_is_not_there'"),
         slow(f"env.url={NOBODY}", NOBODY),
         slow("env.app=failing_envs:dies_when_played", "none of the step's episodes could be scored"),
         slow("reward.function=reward_functions.raises", "KeyError: 'total'"),

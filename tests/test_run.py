@@ -21,6 +21,7 @@ SMALL = [
     "eval.every=2",
     "checkpoint.every=2",
     "metrics.rollouts_every=2",
+    "algorithm.minibatches=1",  # the first step's ratios are those of equal weights
 ]
 
 
@@ -175,7 +176,7 @@ OTHER = [
     "placement.actors.env.replicas=2",
     "policy.sleep=true",
     "replay_buffer.max_policy_age=0",
-    "algorithm.minibatches=1",
+    "algorithm.minibatches=2",
 ]
 
 

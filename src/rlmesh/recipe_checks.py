@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 from rlmesh import schedule
@@ -19,6 +20,7 @@ from rlmesh.evals import EVALUATORS
 from rlmesh.losses import LOSSES
 from rlmesh.losses.advantages import ADVANTAGES
 from rlmesh.mesh.plan import plan_placement
+from rlmesh.models.folder import architecture_problem, read_config
 from rlmesh.recipe import Recipe
 
 _OPERATORS = {"ge": ("at least", lambda v, x: v >= x), "gt": ("above", lambda v, x: v > x)}
@@ -42,6 +44,7 @@ def recipe_problems(recipe: Recipe) -> list[str]:
         return found  # what follows relies on numbers that are in range
     found += _import_problems(recipe)
     found += _combination_problems(recipe)
+    found += _model_problems(recipe)
     found += _placement_problems(recipe)
     return found
 
@@ -231,6 +234,31 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
     ):
         if not text:
             yield f"{key}: it must not be empty"
+
+
+def _model_problems(recipe: Recipe) -> Iterator[str]:
+    """What the model's config.json says, where there is one: the recipe's own copy, or that of a model folder."""
+    model = recipe.model
+    folder = Path(model.source).expanduser()
+    key, path = ("model.config", Path(model.config)) if model.config else ("model.source", folder / "config.json")
+    if not (model.config or (folder.is_dir() and path.exists())):
+        return
+    try:
+        hf = read_config(path, key)
+    except RecipeError as error:
+        yield str(error)
+        return
+    if problem := architecture_problem(hf):
+        yield f"{key}: {path} {problem}"
+        return
+    ranks, heads = recipe.trainer.parallelism.tensor_parallel, hf["num_key_value_heads"]
+    if heads % ranks:
+        yield (
+            f"trainer.parallelism.tensor_parallel: {ranks} ranks cannot share the {heads} key and value heads of {path}; it "
+            "has to divide that number"
+        )
+    if model.max_length > (longest := hf["max_position_embeddings"]):
+        yield f"model.max_length: {model.max_length} is more than the {longest} positions of {path}"
 
 
 def _placement_problems(recipe: Recipe) -> Iterator[str]:

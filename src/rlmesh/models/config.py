@@ -28,7 +28,11 @@ class ModelConfig:
     """The model that is trained."""
 
     source: str = option(
-        "tiny-qwen3", "`tiny-qwen3`, or a Hugging Face folder (relative to the working directory) or hub id"
+        "tiny-qwen3",
+        "`tiny-qwen3`, `smollm2-135m-instruct`, or a Hugging Face folder (relative to the working directory) or hub id",
+    )
+    config: str = option(
+        "", "config.json of a model that is not here yet, which the recipe is checked against before the model is"
     )
     max_length: int = option(256, "longest sequence (prompt and completion), in tokens", ge=2)
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)

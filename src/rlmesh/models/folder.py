@@ -1,9 +1,18 @@
-"""What a Hugging Face model folder says about itself, read without transformers."""
+"""What a Hugging Face model folder says about itself, read without torch and transformers."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+from rlmesh.errors import RecipeError
+
+FAMILIES = ("llama", "qwen2", "qwen3")  # `model_type` of the architectures that the trainer knows
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# What makes two configurations the same architecture.
+_SHAPE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_SHAPE += ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings")
 
 
 def eos_token_ids(model_path: str | Path) -> frozenset[int]:
@@ -14,3 +23,84 @@ def eos_token_ids(model_path: str | Path) -> frozenset[int]:
         ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
         found.update([ids] if isinstance(ids, int) else ids or [])
     return frozenset(found)
+
+
+def architecture_problem(hf: dict[str, Any]) -> str | None:
+    """Why the trainer cannot train a model with this config.json; None when it can."""
+    family = hf.get("model_type")
+    if family not in FAMILIES:
+        return f"is a '{family}' model; the trainer knows {', '.join(FAMILIES)}"
+    # transformers 5 writes the scaling into `rope_parameters`, older versions into `rope_scaling`
+    if hf.get("rope_scaling") or (hf.get("rope_parameters") or {}).get("rope_type", "default") != "default":
+        return "uses rope scaling, which the trainer does not support"
+    if hf.get("attention_bias") or hf.get("mlp_bias"):
+        return "has biases where the trainer's model has none (attention_bias, mlp_bias)"
+    if hf.get("use_sliding_window"):
+        return "uses a sliding window, which the trainer does not support"
+    if family == "llama" and hf.get("head_dim") not in (
+        None,
+        head_dim := hf["hidden_size"] // hf["num_attention_heads"],
+    ):
+        return f"has heads of head_dim = {hf['head_dim']}; a llama's here are hidden_size / num_attention_heads = {head_dim}"
+    return None
+
+
+def read_config(path: Path, key: str) -> dict[str, Any]:
+    """A config.json. Raises: RecipeError that names the recipe's key."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RecipeError(f"{key}: there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{key}: cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{key}: {path} is not a model's config.json")
+    return content
+
+
+def same_architecture(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What differs between two configurations, as sentences without a subject."""
+    return [
+        f"{name} is {found[name]!r} and should be {expected[name]!r}"
+        for name in _SHAPE
+        if name in expected and name in found and expected[name] != found[name]
+    ]
+
+
+def check_folder(path: Path) -> None:
+    """Raises: RecipeError naming `model.source` for a folder that cannot be served, trained and prompted with."""
+
+    def refuse(why: str) -> None:
+        raise RecipeError(f"model.source: {path} {why}")
+
+    if not (path / "config.json").exists():
+        refuse("is not a Hugging Face model folder (it has no config.json)")
+    config = read_config(path / "config.json", "model.source")
+    if problem := architecture_problem(config):
+        refuse(problem)
+    if not any(path.glob("*.safetensors")):
+        refuse("has no weights (*.safetensors)")
+    if not any((path / name).exists() for name in _TOKENIZER_FILES):
+        refuse("has no tokenizer (tokenizer.json)")
+    if not _has_chat_template(path):
+        refuse(
+            "has no chat template, which prompts are made with (chat_template.jinja, or a key of tokenizer_config.json)"
+        )
+    if (largest := _largest_token_id(path)) >= config["vocab_size"]:
+        refuse(f"has a tokenizer of another model: token {largest} is outside of vocab_size = {config['vocab_size']}")
+
+
+def _has_chat_template(path: Path) -> bool:
+    if (path / "chat_template.jinja").exists() or (path / "chat_template.json").exists():
+        return True
+    config = path / "tokenizer_config.json"
+    return config.exists() and bool(json.loads(config.read_text()).get("chat_template"))
+
+
+def _largest_token_id(path: Path) -> int:
+    """Of tokenizer.json; -1 where the tokenizer is kept in another form."""
+    if not (path / "tokenizer.json").exists():
+        return -1
+    from tokenizers import Tokenizer
+
+    return max(Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab(with_added_tokens=True).values(), default=-1)

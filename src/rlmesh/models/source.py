@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 
 from rlmesh.errors import RecipeError
 from rlmesh.models.config import ModelConfig
+from rlmesh.models.folder import check_folder, read_config, same_architecture
 
-TINY = "tiny-qwen3"
+
+def _tiny(config: ModelConfig, folder: Path, seed: int) -> None:
+    from rlmesh.models.tiny import build_tiny_model
+
+    build_tiny_model(config.tiny, config.max_length, folder, seed)
+
+
+def _smollm2(config: ModelConfig, folder: Path, seed: int) -> None:
+    from rlmesh.models.smollm2 import build_smollm2
+
+    build_smollm2(folder)
+
+
+BUILT: dict[str, Callable[[ModelConfig, Path, int], None]] = {"tiny-qwen3": _tiny, "smollm2-135m-instruct": _smollm2}
 
 
 def resolve_model(config: ModelConfig, folder: Path, seed: int) -> Path:
-    """The Hugging Face folder of `config.source`; a tiny model is built in `folder`.
+    """The Hugging Face folder of `config.source`, checked; a model of `BUILT` is built in `folder`.
 
-    Raises: RecipeError naming `model.source` when there is no such model.
+    Raises: RecipeError naming `model.source` when there is no such model, or it cannot be used.
     """
-    if config.source == TINY:
-        from rlmesh.models.tiny import build_tiny_model
+    path = _find_model(config, folder, seed)
+    check_folder(path)
+    if config.config:
+        expected, found = (read_config(p, "model.config") for p in (Path(config.config), path / "config.json"))
+        if differences := same_architecture(expected, found):
+            raise RecipeError(f"model.config: {config.config} is not that of {config.source}: {'; '.join(differences)}")
+    return path
 
-        build_tiny_model(config.tiny, config.max_length, folder, seed)
+
+def _find_model(config: ModelConfig, folder: Path, seed: int) -> Path:
+    source = config.source
+    if source in BUILT:
+        BUILT[source](config, folder, seed)
         return folder
-    path = Path(config.source).expanduser()
+    path = Path(source).expanduser()
     if path.is_dir():
-        if not (path / "config.json").exists():
-            raise RecipeError(f"model.source: {path} is not a Hugging Face model folder (it has no config.json)")
         return path.resolve()
-    if config.source.startswith((".", "/", "~")) or config.source.count("/") != 1:
-        raise RecipeError(
-            f"model.source: there is no model folder '{config.source}' (or use '{TINY}', or a hub id such as Qwen/Qwen2.5-1.5B-Instruct)"
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        nearest = get_close_matches(source, BUILT, n=1, cutoff=0.5)
+        hint = (
+            f"did you mean '{nearest[0]}'?"
+            if nearest
+            else f"or use {', '.join(BUILT)}, or a hub id such as Qwen/Qwen3-0.6B"
         )
+        raise RecipeError(f"model.source: there is no model folder '{source}'; {hint}")
+    return _download(source)
+
+
+def _download(source: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(
-            snapshot_download(config.source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
+            snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise RecipeError(
-            f"model.source: neither a folder nor a model that the hub gives: '{config.source}' ({type(error).__name__})"
+            f"model.source: neither a folder nor a model that the hub gives: '{source}' ({type(error).__name__})"
         ) from error

@@ -1,6 +1,6 @@
 """A Hugging Face folder as a torchtitan model, and back.
 
-Families: Qwen3 (dense) and Llama (SmolLM2 too), with tied or untied embeddings.
+Families: Qwen2 (Qwen2.5 too), Qwen3 (dense) and Llama (SmolLM2 too), with tied or untied embeddings.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torchtitan.protocols.module import Module
 
 from rlmesh.actors.config import TrainerConfig
 from rlmesh.errors import RecipeError
+from rlmesh.models.folder import architecture_problem
 
 _ACTIVATION_CHECKPOINTS = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
 
@@ -78,24 +79,12 @@ class Family:
 def read_family(model_path: Path) -> Family:
     """The torchtitan model of a Hugging Face folder. Raises: RecipeError for an architecture that is not supported."""
     hf = json.loads((model_path / "config.json").read_text())
-    build = {"qwen3": _qwen3, "llama": _llama}.get(hf["model_type"])
-    if build is None:
-        raise RecipeError(
-            f"model.source: {model_path} is a '{hf['model_type']}' model; the trainer knows qwen3 and llama"
-        )
-    if _scales_rope(hf) or hf.get("attention_bias") or hf.get("mlp_bias"):
-        raise RecipeError(
-            f"model.source: {model_path} uses rope scaling or biases, which the trainer does not support yet"
-        )
-    family = build(hf)
+    if problem := architecture_problem(hf):
+        raise RecipeError(f"model.source: {model_path} {problem}")
+    family = {"qwen2": _qwen2, "qwen3": _qwen3, "llama": _llama}[hf["model_type"]](hf)
     for layer in family.config.layers:
         layer.attention.inner_attention = PackedAttention.Config()
     return family
-
-
-def _scales_rope(hf: dict) -> bool:
-    """transformers 5 writes the scaling into `rope_parameters`, older versions into `rope_scaling`."""
-    return bool(hf.get("rope_scaling")) or (hf.get("rope_parameters") or {}).get("rope_type", "default") != "default"
 
 
 def _rope_theta(hf: dict) -> float:
@@ -115,7 +104,7 @@ def _ends(hf: dict) -> dict[str, Any]:
     }
 
 
-def _qwen3(hf: dict) -> Family:
+def _qwen_layers(hf: dict) -> list[Any]:
     from torchtitan.models import qwen3
 
     head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
@@ -132,20 +121,38 @@ def _qwen3(hf: dict) -> Family:
     for layer in layers:
         for norm in (layer.attention_norm, layer.ffn_norm, layer.attention.qk_norm):
             norm.eps = hf["rms_norm_eps"]
-    return Family(
-        qwen3.Qwen3Model.Config(layers=layers, **_ends(hf)), qwen3.parallelize_qwen3, qwen3.Qwen3StateDictAdapter
-    )
+    return layers
+
+
+def _qwen3(hf: dict) -> Family:
+    from torchtitan.models import qwen3
+
+    config = qwen3.Qwen3Model.Config(layers=_qwen_layers(hf), **_ends(hf))
+    return Family(config, qwen3.parallelize_qwen3, qwen3.Qwen3StateDictAdapter)
+
+
+def _qwen2(hf: dict) -> Family:
+    """Qwen2 is Qwen3 without norms on queries and keys, and with biases on queries, keys and values."""
+    from torchtitan.models import qwen3
+
+    class Qwen2StateDictAdapter(qwen3.Qwen3StateDictAdapter):
+        def __init__(self, *args):
+            super().__init__(*args)
+            for name in "qkv":
+                layer = f"model.layers.{{}}.self_attn.{name}_proj", f"layers.{{}}.attention.qkv_linear.w{name}"
+                self.from_hf_map[f"{layer[0]}.bias"] = f"{layer[1]}.bias"
+
+    layers = _qwen_layers(hf)
+    for layer in layers:
+        layer.attention.qk_norm = None
+        layer.attention.qkv_linear.wqkv.bias = True
+    return Family(qwen3.Qwen3Model.Config(layers=layers, **_ends(hf)), qwen3.parallelize_qwen3, Qwen2StateDictAdapter)
 
 
 def _llama(hf: dict) -> Family:
     from torchtitan.models import llama3
 
     head_dim = hf["hidden_size"] // hf["num_attention_heads"]
-    if hf.get("head_dim") not in (None, head_dim):
-        raise RecipeError(
-            f"model.source: the trainer's llama has heads of hidden_size / num_attention_heads = {head_dim}, not of "
-            f"head_dim = {hf['head_dim']}"
-        )
     layers = llama3._build_llama3_layers(
         n_layers=hf["num_hidden_layers"],
         dim=hf["hidden_size"],
