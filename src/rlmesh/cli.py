@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ def run(
         return
     from rlmesh.run import run as run_recipe  # heavy: Monarch and what the run needs
 
-    with _stopped_by_ctrl_c():
+    with _stoppable():
         run_recipe(loaded)
 
 
@@ -68,7 +69,7 @@ def evaluate(
     from rlmesh.metrics.console import Console
 
     console = Console()
-    with _stopped_by_ctrl_c():
+    with _stoppable():
         report = evaluate_model(target, recipe, step, console)
     for table in report.tables:
         console.print(table)
@@ -137,7 +138,7 @@ def print_dry_run(recipe: Recipe) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exit code 0: done; 2: the recipe or the command is wrong; 130: stopped by Ctrl-C; 1: anything else."""
+    """Entry point. Exit code 0: done; 2: the recipe or the command is wrong; 130: stopped by Ctrl-C; 143: by SIGTERM; 1: anything else."""
     try:
         app(args=arguments)
     except RecipeError as error:
@@ -147,11 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def _stopped_by_ctrl_c() -> Iterator[None]:
+def _stoppable() -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
-        _fail("stopped by Ctrl-C", 130)
+    except KeyboardInterrupt as stop:
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second one would break off what the libraries do at exit
+            signal.signal(number, signal.SIG_IGN)
+        number = stop.args[0] if stop.args else signal.SIGINT
+        _fail(f"stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}", 128 + number)
 
 
 def _fail(error: RLMeshError | str, code: int) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -24,6 +26,9 @@ from rlmesh.metrics.warnings import Watch
 from rlmesh.recipe import Recipe, check_recipe
 from rlmesh.rollout.types import Group
 from rlmesh.tasks import together
+
+if TYPE_CHECKING:
+    from rlmesh.mesh.actor_mesh import ActorMesh
 
 
 class Run:
@@ -145,30 +150,57 @@ class Run:
 def run(recipe: Recipe) -> None:
     """Run a checked recipe to its end, in its run directory.
 
-    Raises: RLMeshError when the run cannot begin or an actor fails; nothing is left running then.
+    Raises: RLMeshError when the run cannot begin or an actor fails, KeyboardInterrupt after Ctrl-C and after SIGTERM (its
+    argument says which); nothing is left running then.
     """
     recipe = check_recipe(recipe)
     console = Console(recipe.metrics.console)
     directory = RunDirectory(Path(recipe.run.dir))
     directory.begin(recipe)
     try:
-        asyncio.run(_run(recipe, directory, console))
+        from rlmesh.mesh.actor_mesh import ActorMesh  # heavy; here Ctrl-C ends it at once
+
+        console.print(f"{recipe.run.name}: {recipe.run.steps} steps of {recipe.algorithm.name}, in {directory.path}")
+        state = Run(recipe, directory, console)
+        try:
+            asyncio.run(_until_stopped(_run(state, ActorMesh(recipe, console.waiting))))
+        finally:
+            state.close()
     finally:
         directory.close()
 
 
-async def _run(recipe: Recipe, directory: RunDirectory, console: Console) -> None:
+async def _run(run: Run, mesh: ActorMesh) -> None:
     from rlmesh.algorithms.grpo import grpo
-    from rlmesh.mesh.actor_mesh import ActorMesh
 
-    console.print(f"{recipe.run.name}: {recipe.run.steps} steps of {recipe.algorithm.name}, in {directory.path}")
-    run = Run(recipe, directory, console)
+    async with mesh:
+        run.mesh = mesh
+        await mesh.guard(grpo(mesh, run.recipe, run))
+    run.conclude()
+
+
+async def _until_stopped(work: Coroutine) -> None:
+    """Do the work; the first SIGINT or SIGTERM cancels it, and later ones cannot disturb what it does then to end."""
+    task, got = asyncio.ensure_future(work), []
+
+    def stop(number: signal.Signals) -> None:
+        if not got:
+            task.cancel()
+        got.append(number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
     try:
-        async with ActorMesh(recipe, console.waiting) as run.mesh:
-            await run.mesh.guard(grpo(run.mesh, recipe, run))
-        run.conclude()
+        await task
+    except asyncio.CancelledError:
+        if not got:
+            raise
     finally:
-        run.close()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    if got:
+        raise KeyboardInterrupt(got[0])
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from weight_reader import Reader
 
 from rlmesh.errors import ActorFailure
 from rlmesh.mesh.service import Service
+from rlmesh.segments import own_segment
 from rlmesh.weights.config import WeightsConfig
 from rlmesh.weights.snapshot import WeightsError
 from rlmesh.weights.store import WeightStore
-from rlmesh.weights.transport import map_segment, own_segment
+from rlmesh.weights.transport import map_segment
 
 
 def weights(fill=0.0):

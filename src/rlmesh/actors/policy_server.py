@@ -254,7 +254,7 @@ class PolicyServer(Actor):
         """Give the version's bytes to vLLM's worker, which checks them; requests are served meanwhile."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        from rlmesh.weights.transport import own_segment
+        from rlmesh.segments import own_segment
 
         own = own_segment()
         try:

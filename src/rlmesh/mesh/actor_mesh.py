@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rlmesh.actors.titan_trainer import TitanTrainer
 from rlmesh.errors import ActorFailure
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.mesh.procs import Hosts
+from rlmesh.mesh.scratch import Scratch
 from rlmesh.mesh.service import Service
 from rlmesh.mesh.supervision import Supervision
 from rlmesh.models.source import resolve_model
@@ -61,24 +62,21 @@ class ActorMesh:
     def __init__(self, recipe: Recipe, waiting: Waiting = lambda what: nullcontext()):
         self.recipe, self._waiting = recipe, waiting
         self.start_s: dict[str, float] = {}  # seconds that each part took to be ready
-        self._directory = Path(recipe.run.dir)
-        self._log_dir = self._directory / "logs"
+        self._log_dir = Path(recipe.run.dir) / "logs"
+        # Here and not at the start: a download can be interrupted, as long as no event loop is running.
+        self.model_path = str(resolve_model(recipe.model, Path(recipe.run.dir) / "model", recipe.run.seed))
 
     async def __aenter__(self) -> ActorMesh:
-        self._supervision = Supervision()
-        self._supervision.__enter__()
-        try:
+        async with AsyncExitStack() as stack:
+            self._scratch = stack.enter_context(Scratch())
+            self._supervision = stack.enter_context(Supervision())
+            stack.push_async_exit(self._stop)
             await self.guard(self._start())
-        except BaseException:
-            await self.__aexit__()
-            raise
+            self._started = stack.pop_all()
         return self
 
     async def __aexit__(self, *error) -> None:
-        try:
-            await self.stop()
-        finally:
-            self._supervision.__exit__()
+        await self._started.__aexit__(*error)
 
     async def guard(self, work: Coroutine) -> Any:
         """Do the work until it is done, or until the process of any actor dies: then ActorFailure names it."""
@@ -98,7 +96,6 @@ class ActorMesh:
         recipe = self.recipe
         self._plan = plan_placement(recipe.placement, needed_actors(recipe))
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        self.model_path = str(resolve_model(recipe.model, self._directory / "model", recipe.run.seed))
         self._hosts = Hosts(recipe.placement)
         self._spawn_actors()
         self.store = await self._ready("weight store (TorchStore)", WeightStore.start(recipe.weights))
@@ -181,20 +178,25 @@ class ActorMesh:
         self.start_s[what] = time.monotonic() - began
         return answer
 
-    async def stop(self) -> None:
-        """Close the actors in the order in which they depend on each other, then their procs and hosts."""
+    async def _stop(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the actors in the order in which they depend on each other, then their procs and hosts.
+
+        After an error, or Ctrl-C, nothing of them is needed any more, and some may not answer: they are killed.
+        """
+        try:
+            if kind is None:
+                await self._close()
+        finally:
+            self._scratch.kill()
+
+    async def _close(self) -> None:
         for service in ("rollout", "_env", "policy", "ref_model", "trainer"):
             if handle := getattr(self, service, None):
-                await self._close(handle)
-        if store := getattr(self, "store", None):
-            await store.stop()
-        if hosts := getattr(self, "_hosts", None):
-            await hosts.stop()
-
-    async def _close(self, handle: Service) -> None:
-        try:
-            async with asyncio.timeout(_CLOSE_LIMIT_S):
-                await handle.each("close")
-        except (ActorFailure, TimeoutError) as error:
-            # A dead or stuck actor must not keep the others from closing; its procs are stopped below in any case.
-            log.warning("while stopping: %s", error)
+                try:
+                    async with asyncio.timeout(_CLOSE_LIMIT_S):
+                        await handle.each("close")
+                except (ActorFailure, TimeoutError) as error:
+                    # A dead or stuck actor must not keep the others from closing; it is killed in any case.
+                    log.warning("while stopping: %s", error)
+        await self.store.stop()
+        await self._hosts.stop()

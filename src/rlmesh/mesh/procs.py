@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import os
@@ -61,17 +62,19 @@ class Hosts:
         return procs
 
     async def stop(self) -> None:
-        """Stop the procs, the last first, and then the job's hosts."""
-        while self.procs:
-            name, procs = self.procs.popitem()
-            try:
-                await procs.stop()
-            except Exception as error:  # one that never started, or died, must not keep the others from stopping
-                log.warning("while stopping %s: %s", name, str(error).strip().splitlines()[0])
+        """Stop the procs, and then the job's hosts."""
+        await asyncio.gather(*[self._stop_procs(name, procs) for name, procs in self.procs.items()])
         if isinstance(self._job, ProcessJob):
             for hosts in self._meshes.values():
                 await hosts.shutdown()
             self._job.kill()
+
+    @staticmethod
+    async def _stop_procs(name: str, procs: ProcMesh) -> None:
+        try:
+            await procs.stop()
+        except Exception as error:  # one that died must not keep the others from stopping
+            log.warning("while stopping %s: %s", name, str(error).strip().splitlines()[0])
 
 
 def _check_this_machine(placement: PlacementConfig) -> None:

@@ -11,18 +11,11 @@ from monarch._src.actor.actor_mesh import ActorMesh
 from monarch.actor import this_proc
 
 import rlmesh.weights.torchstore_adapter  # noqa: F401  must be there before a store is used, in every process
+from rlmesh.segments import SEGMENTS, own_prefix, sweep_segments
 from rlmesh.weights.config import WeightsConfig
 from rlmesh.weights.readers import ReaderLedger
 from rlmesh.weights.snapshot import Manifest, WeightsError, checksum, plan_entries, read_tensors, write_tensors
-from rlmesh.weights.transport import (
-    SEGMENTS,
-    SharedMemoryTransport,
-    TorchStoreTransport,
-    Transport,
-    map_segment,
-    own_prefix,
-    sweep_segments,
-)
+from rlmesh.weights.transport import SharedMemoryTransport, TorchStoreTransport, Transport, map_segment
 
 
 class WeightStore:

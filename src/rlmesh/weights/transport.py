@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from rlmesh.segments import SEGMENTS
 from rlmesh.weights.snapshot import WeightsError
-
-SEGMENTS = Path("/dev/shm")
 
 
 class Transport(Protocol):
@@ -87,25 +85,3 @@ def map_segment(path: Path, size_bytes: int, create: bool = False) -> torch.Tens
             f"weights: {path} is not there, or not of {size_bytes} bytes; is this the host that published it?"
         )
     return torch.from_file(str(path), shared=True, size=size_bytes, dtype=torch.uint8)
-
-
-def own_prefix() -> str:
-    """How the names of this process's segments begin. A process number means something in its own namespace only."""
-    return f"rlmesh-{_namespace()}-{os.getpid()}-"
-
-
-def own_segment() -> Path:
-    """A new segment of this process's own."""
-    return SEGMENTS / f"{own_prefix()}{uuid.uuid4().hex}"
-
-
-def sweep_segments() -> None:
-    """Remove what processes that were killed left in shared memory."""
-    for path in SEGMENTS.glob(f"rlmesh-{_namespace()}-*"):
-        if not Path(f"/proc/{path.name.split('-')[2]}").exists():
-            path.unlink(missing_ok=True)
-
-
-def _namespace() -> int:
-    """The process namespace, which containers that share /dev/shm do not share."""
-    return Path("/proc/self/ns/pid").stat().st_ino

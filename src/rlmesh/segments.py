@@ -1,0 +1,33 @@
+"""Names in shared memory: each says whose it is, so that what a killed run left can be found and removed."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+SEGMENTS = Path("/dev/shm")
+# Set by a run in its own environment, which its processes inherit: how the names of all its segments begin.
+PREFIX_VARIABLE = "RLMESH_SEGMENTS"
+
+
+def own_prefix() -> str:
+    """How the names of this run's segments begin. A process number means something in its own namespace only."""
+    return os.environ.get(PREFIX_VARIABLE) or f"rlmesh-{_namespace()}-{os.getpid()}-"
+
+
+def own_segment() -> Path:
+    """A new segment of this run's own."""
+    return SEGMENTS / f"{own_prefix()}{uuid.uuid4().hex}"
+
+
+def sweep_segments() -> None:
+    """Remove what runs that were killed left in shared memory."""
+    for path in SEGMENTS.glob(f"rlmesh-{_namespace()}-*"):
+        if not Path(f"/proc/{path.name.split('-')[2]}").exists():
+            path.unlink(missing_ok=True)
+
+
+def _namespace() -> int:
+    """The process namespace, which containers that share /dev/shm do not share."""
+    return Path("/proc/self/ns/pid").stat().st_ino
