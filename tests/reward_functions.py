@@ -1,6 +1,7 @@
 """Reward functions as users write them, good and bad."""
 
 import asyncio
+import time
 
 
 def longer_is_better(episode, bonus=0.0):
@@ -25,3 +26,13 @@ def returns_nan(episode):
 
 def raises(episode):
     raise KeyError("total")
+
+
+def slow_and_not_async(episode):
+    time.sleep(3)
+    return 1.0
+
+
+def takes_its_time(episode):
+    time.sleep(0.1)
+    return 1.0

@@ -31,7 +31,7 @@ BEFORE = {
         "reward.function: cannot import 'my_reward.f': there is no mod",
     ),
     "no reward function": (["reward.function=rlmesh.rewards.retrn"], "reward.function: module 'rlmesh.rewards' has no"),
-    "no loss": (["algorithm.loss=gppo"], "algorithm.loss: 'gppo' is none of cross_entropy, grpo; did you mean 'grpo'?"),
+    "no loss": (["algorithm.loss=gppo"], "algorithm.loss: 'gppo' is none of grpo; did you mean 'grpo'?"),
     "no environment": (
         ["env.app=blackjack_env.app:app"],
         "env.app: cannot import 'blackjack_env.app.app': there is no",

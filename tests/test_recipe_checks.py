@@ -62,8 +62,8 @@ def test_values(problems, override, problem):
 
 
 NAMES = [
-    ("algorithm.loss=gpro", "algorithm.loss: 'gpro' is none of cross_entropy, grpo; did you mean 'grpo'?"),
-    ("algorithm.loss=''", "algorithm.loss: '' is none of cross_entropy, grpo; one of your own"),
+    ("algorithm.loss=gpro", "algorithm.loss: 'gpro' is none of grpo; did you mean 'grpo'?"),
+    ("algorithm.loss=''", "algorithm.loss: '' is none of grpo; one of your own"),
     (
         "algorithm.advantage=group_men",
         "algorithm.advantage: 'group_men' is none of group_mean, group_norm; did you mean 'group_mean'?",

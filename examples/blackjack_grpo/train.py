@@ -102,6 +102,8 @@ async def start(steps: int, seed: int, out: str) -> None:
 
 
 def main(steps: int = 300, seed: int = 0, out: str = "runs/by_hand") -> None:
+    if Path(out).exists():
+        raise SystemExit(f"train.py: {out} exists already; choose another --out")
     try:
         asyncio.run(start(steps, seed, out))
     except RLMeshError as error:

@@ -6,7 +6,7 @@ Names are imported when first used, so that `import rlmesh` alone costs nothing 
 from importlib import import_module
 
 _EXPORTS = {
-    "ActorMesh": "rlmesh.mesh",
+    "ActorMesh": "rlmesh.mesh.actor_mesh",
     "Batch": "rlmesh.rollout.batch",
     "Episode": "rlmesh.rollout.types",
     "Group": "rlmesh.rollout.types",

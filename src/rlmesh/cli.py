@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -139,6 +140,7 @@ def print_dry_run(recipe: Recipe) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit code 0: done; 2: the recipe or the command is wrong; 130: stopped by Ctrl-C; 143: by SIGTERM; 1: anything else."""
+    sys.path.insert(0, os.getcwd())  # a reward, a loss or an evaluator may lie in the working directory
     try:
         app(args=arguments)
     except RecipeError as error:

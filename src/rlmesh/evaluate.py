@@ -14,6 +14,7 @@ from rlmesh.errors import RecipeError
 from rlmesh.evals import EvalReport, ask, resolve_evaluator
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.mesh.procs import Hosts
+from rlmesh.mesh.scratch import Scratch
 from rlmesh.mesh.service import Service
 from rlmesh.mesh.supervision import Supervision
 from rlmesh.metrics.console import Console
@@ -42,31 +43,31 @@ def evaluate(target: str, recipe_path: Path | None, step: int | None, console: C
             raise RecipeError("eval.name: the recipe has no evaluation")
         if model is None:
             model = resolve_model(recipe.model, Path(scratch) / "model", recipe.run.seed)
-        console.print(f"{recipe.eval.name} evaluation of {model if target == str(run) else target}")
-        return asyncio.run(_evaluate(recipe, model, Path(scratch), console))
+        console.print(f"{recipe.eval.name} evaluation of {model}")
+        log_dir = run / "logs" if (run / "logs").is_dir() else Path(scratch)
+        return asyncio.run(_evaluate(recipe, model, log_dir, console))
 
 
 async def _evaluate(recipe: Recipe, model: Path, log_dir: Path, console: Console) -> EvalReport:
     evaluator = resolve_evaluator(recipe.eval.name, recipe.eval.args)
-    one = replace(recipe.placement.actors.policy, replicas=1)
+    renderer = Renderer(model, recipe.rollout.system_prompt)
+
+    async def render(observations: list[str], answers: list[str]) -> tuple[list[list[int]], list[list[int]]]:
+        return [renderer.first_prompt(text) for text in observations], [renderer.answer(text) for text in answers]
+
+    with Supervision() as supervision, Scratch():
+        policy = _spawn_policy(recipe, model, log_dir)
+        with console.waiting("policy server (vLLM)"):
+            await supervision.guard(policy.setup())
+        return await supervision.guard(evaluator.evaluate(ask(render, policy.score)))
+
+
+def _spawn_policy(recipe: Recipe, model: Path, log_dir: Path) -> Service:
+    one = replace(recipe.placement.actors.policy, replicas=1, gpus_of="")
     placement = replace(recipe.placement, actors=replace(recipe.placement.actors, policy=one))
     [plan] = plan_placement(placement, ["policy"])["policy"]
-    hosts = Hosts(placement)
     launch = {"OMP_NUM_THREADS": str(one.threads), **policy_environment(recipe.policy)}
-    try:
-        procs = hosts.spawn("policy_0", one.hosts, plan, launch, log_dir)
-        arguments = (recipe.policy, str(model), recipe.model.max_length, recipe.rollout.temperature)
-        actor = procs.spawn("policy_0", PolicyServer, *arguments)
-        policy = Service("PolicyServer", [actor], recipe.policy.request_timeout_s)
-        with Supervision() as supervision, console.waiting("policy server (vLLM)"):
-            await supervision.guard(policy.setup())
-        renderer = Renderer(model, recipe.rollout.system_prompt)
-
-        async def render(observations: list[str], answers: list[str]) -> tuple[list[list[int]], list[list[int]]]:
-            return [renderer.first_prompt(text) for text in observations], [renderer.answer(text) for text in answers]
-
-        report = await evaluator.evaluate(ask(render, policy.score))
-        await policy.close()
-        return report
-    finally:
-        await hosts.stop()
+    procs = Hosts(placement).spawn("eval_policy_0", one.hosts, plan, launch, log_dir)
+    arguments = (recipe.policy, str(model), recipe.model.max_length, recipe.rollout.temperature)
+    actor = procs.spawn("policy_0", PolicyServer, *arguments)
+    return Service("PolicyServer", [actor], max(recipe.policy.request_timeout_s, recipe.policy.start_timeout_s) + 10)

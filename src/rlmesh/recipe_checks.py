@@ -17,7 +17,7 @@ from rlmesh import schedule
 from rlmesh.algorithms.config import WarmStartConfig
 from rlmesh.errors import RecipeError
 from rlmesh.evals import EVALUATORS
-from rlmesh.losses import LOSSES
+from rlmesh.losses import POLICY_LOSSES
 from rlmesh.losses.advantages import ADVANTAGES
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.models.folder import architecture_problem, read_config
@@ -102,7 +102,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def _import_problems(recipe: Recipe) -> list[str]:
     """Import paths are looked up without importing them: the packages behind them may be heavy."""
     named = [
-        ("algorithm.loss", recipe.algorithm.loss, list(LOSSES)),
+        ("algorithm.loss", recipe.algorithm.loss, list(POLICY_LOSSES)),
         ("algorithm.advantage", recipe.algorithm.advantage, list(ADVANTAGES)),
         ("eval.name", recipe.eval.name, list(EVALUATORS)),
         ("reward.function", recipe.reward.function, []),

@@ -102,8 +102,13 @@ class Run:
     async def _record_busy(self, step: int) -> None:
         """Shares of the step in which policy and trainer computed, and in which both did."""
         policy, trainer = await together(self.mesh.policy.each("busy"), self.mesh.trainer.busy())
-        busy = {"policy": merged([i for replica in policy for i in replica]), "trainer": merged(trainer)}
-        elapsed = time.monotonic() - self._step_began
+        now = time.monotonic()
+        this_step = [(self._step_began, now)]  # the first answers go back to the start
+        busy = {
+            "policy": intersection(merged([i for replica in policy for i in replica]), this_step),
+            "trainer": intersection(merged(trainer), this_step),
+        }
+        elapsed = now - self._step_began
         for name, intervals in busy.items():
             self.record(step, {f"perf/{name}_busy_share": length(intervals) / elapsed})
         self.record(step, {"perf/both_busy_share": length(intersection(*busy.values())) / elapsed})

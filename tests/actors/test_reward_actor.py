@@ -53,9 +53,21 @@ async def test_a_bad_reward_names_the_function_and_the_episode(scorer, function,
         await (await scorer(function)).score(group([None]).episodes)
 
 
-async def test_a_slow_reward_is_not_waited_for(scorer):
-    with pytest.raises(ActorFailure, match=r"reward_functions\.slow took longer than 0.2 s on episode 0-0"):
-        await (await scorer("reward_functions.slow", timeout_s=0.2)).score(group([None]).episodes)
+@pytest.mark.parametrize("function", ["slow", "slow_and_not_async"])
+async def test_a_slow_reward_is_not_waited_for(scorer, function):
+    with pytest.raises(ActorFailure, match=rf"reward_functions\.{function} took longer than 0.2 s on episode 0-0"):
+        await (await scorer(f"reward_functions.{function}", timeout_s=0.2)).score(group([None]).episodes)
+
+
+async def test_the_limit_is_for_each_episode_and_not_for_those_before_it(scorer):
+    reward = await scorer("reward_functions.takes_its_time", timeout_s=0.3)
+    assert await reward.score(group([None] * 8).episodes) == [1.0] * 8
+
+
+async def test_an_episode_in_which_nothing_was_played_is_not_scored(scorer):
+    episodes = group([None, None]).episodes
+    episodes[1].turns = []
+    assert await (await scorer("reward_functions.asynchronous")).score(episodes) == [0.5, None]
 
 
 async def test_a_function_that_does_not_import_names_the_key(scorer):

@@ -120,13 +120,17 @@ async def expected(alone, batch, tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", ["data_parallel_shard", slow("data_parallel_replicate"), slow("tensor_parallel")])
-async def test_several_ranks_are_one_trainer(split, model, batch, alone, expected, tmp_path):
+async def test_several_ranks_are_one_trainer(split, model, batch, store, alone, expected, tmp_path):
     """Metrics, scores, weights and the saved optimizer do not depend on how ranks share the work."""
-    async with trainer(model, **{split: 2}) as several:
+    async with trainer(model, store, **{split: 2}) as several:
         for got, wanted in zip(await train(several, batch), expected.stats, strict=True):
             assert got == pytest.approx(wanted, rel=1e-3, abs=1e-5)
         np.testing.assert_allclose(await several.score(batch), expected.scores, atol=1e-4)
         await several.save(str(tmp_path))
+        version = {"data_parallel_shard": 11, "data_parallel_replicate": 12, "tensor_parallel": 13}[split]
+        await several.publish(version)
+        published, saved = await store.fetch(version), load_file(tmp_path / "model" / "model.safetensors")
+        assert all(np.array_equal(published[name].numpy(), saved[name].numpy()) for name in saved)
     # AdamW turns a gradient near 0 into a whole step: what counts is the difference beside the way that was gone.
     start, wanted, got = (weights_in(f) for f in (model, expected.folder / "model", tmp_path / "model"))
     assert np.linalg.norm(got - wanted) < 1e-3 * np.linalg.norm(wanted - start)

@@ -15,10 +15,10 @@ class EngineConfig:
     """vLLM's engine."""
 
     dtype: str = option("float32", "numeric type of weights and activations", choices=DTYPES)
-    enforce_eager: bool = option(True, "run without compiled graphs (always so on CPU)")
+    enforce_eager: bool = option(True, "run without compiled graphs")
     max_num_seqs: int = option(256, "sequences that the engine decodes at the same time", ge=1)
     max_num_batched_tokens: int = option(8192, "tokens that one forward pass of the engine may hold", ge=1)
-    kv_cache_gib: float = option(0.5, "memory for the KV cache on CPU, in GiB", gt=0)
+    kv_cache_gib: int = option(1, "memory for the KV cache on CPU, in GiB", ge=1)
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that the engine may take", gt=0, le=1)
     prefix_caching: bool = option(False, "reuse the KV cache of shared prompt prefixes; emptied at each weight update")
     block_size: int = option(32, "tokens in one block of the KV cache", choices=(16, 32, 64, 128))

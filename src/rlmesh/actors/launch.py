@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 from rlmesh.actors.config import PolicyServerConfig
 
 
 def policy_environment(config: PolicyServerConfig) -> dict[str, str]:
     """The launch environment of a PolicyServer's process.
 
-    On CPU the engine's threads are not bound to cores: the processes of a small machine share them. Nothing is compiled on
-    CPU: the first request would wait for a C++ compiler (3 to 15 s), which pays only for very long generations.
+    On CPU the engine's threads are not bound to cores: the processes of a small machine share them. With
+    `enforce_eager` nothing is compiled: on CPU the first request would wait for a C++ compiler (3 to 15 s), which pays only for
+    very long generations.
     """
     return {
         "HF_HUB_OFFLINE": "1",  # the model is a folder by now
-        "VLLM_CPU_KVCACHE_SPACE": str(math.ceil(config.engine.kv_cache_gib)),
+        "VLLM_CPU_KVCACHE_SPACE": str(config.engine.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

@@ -21,6 +21,7 @@ def join_process_group() -> None:
         # One rank needs no address: a store in memory, and no port that another program could hold.
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if os.environ["MASTER_ADDR"] == socket.gethostname() else "")
+        if os.environ["MASTER_ADDR"] == socket.gethostname():  # all ranks are here, whatever the name resolves to
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(backend)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -63,6 +63,8 @@ class ReplayBuffer(Actor):
             ) from None
         groups = [places[index] for index in range(count)]
         for group in groups:
+            if not any(episode.turns for episode in group.episodes):
+                continue  # nothing was sampled, so nothing is stale; it is not trained on either
             age = version - group.min_version
             if not (0 <= age <= self._config.max_policy_age and group.max_version <= version):
                 raise ActorFailure(

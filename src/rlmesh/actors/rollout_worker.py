@@ -1,7 +1,8 @@
-"""RolloutWorker: plays the episodes of a group and hands the scored group to the buffer."""
+"""RolloutWorker: plays the episodes of a group and has them scored."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 
@@ -19,6 +20,8 @@ from rlmesh.rollout.sampler import GroupSampler
 from rlmesh.rollout.types import Episode, Group, Task
 from rlmesh.seeds import fan_out
 from rlmesh.tasks import together
+
+_RETRY_S = 1.0  # before an episode is played again; twice as long at each attempt
 
 
 class RolloutWorker(Actor):
@@ -45,6 +48,7 @@ class RolloutWorker(Actor):
         self._config, self._env = config, env
         self._model_path, self._max_length = model_path, max_length
         self._policy, self._reward = policy, reward
+        self._pools: list[EnvPool] = []
 
     @concurrent_endpoint
     async def setup(self, env_urls: list[str]) -> None:
@@ -55,7 +59,6 @@ class RolloutWorker(Actor):
         self._renderer = Renderer(self._model_path, self._config.system_prompt)
         self._pools = [EnvPool(url, self._env) for url in env_urls]
         for pool in self._pools:
-            await pool.__aenter__()
             try:
                 async with pool.lease() as session:
                     await session.reset(
@@ -103,6 +106,8 @@ class RolloutWorker(Actor):
             except EnvFailure as failure:
                 metrics.record(f"errors/{failure.outcome}", 1, "sum")
                 outcome, why = failure.outcome, str(failure)
+            if attempt < self._env.retries:
+                await asyncio.sleep(_RETRY_S * 2**attempt)  # a server that died is started again meanwhile
         return Episode(id="", index=index, outcome=outcome, metadata={"error": why})
 
     def _reset_args(self, task: Task, index: int) -> dict:
@@ -115,4 +120,4 @@ class RolloutWorker(Actor):
     async def close(self) -> None:
         """Close the pools' connections."""
         for pool in self._pools:
-            await pool.__aexit__(None, None, None)
+            await pool.close()

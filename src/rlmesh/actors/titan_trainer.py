@@ -76,8 +76,11 @@ class TitanTrainer(Actor):
         """Publish the weights as they are now, as an immutable snapshot."""
         if self._store is None:
             raise ActorFailure("TitanTrainer: publish needs the WeightStore that setup takes")
-        weights = self._learner.titan.hf_state_dict()
-        await self._store.publish(version, weights)
+        import torch.distributed as dist
+
+        weights = self._learner.titan.hf_state_dict()  # every rank takes part in gathering them
+        if dist.get_rank() == 0:
+            await self._store.publish(version, weights)
 
     @endpoint
     async def save(self, folder: str) -> None:

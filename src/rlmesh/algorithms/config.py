@@ -44,8 +44,6 @@ class WarmStartConfig:
 class EvalConfig:
     """Evaluation while training."""
 
-    every: int = option(
-        10, "steps between evaluations (0: none); the first and the last step are always evaluated", ge=0
-    )
+    every: int = option(10, "steps between evaluations (0: only before the first step and after the last)", ge=0)
     name: str = option("", "an evaluator of `rlmesh.evals` (`blackjack`) or an import path; empty: none")
     args: dict[str, Any] = option(factory=dict, doc="its keyword arguments")

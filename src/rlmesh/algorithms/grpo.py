@@ -88,9 +88,11 @@ async def train(mesh: ActorMesh, recipe: Recipe, run: Run, step: int, batch: Bat
         with run.timed("reference", step):
             batch = batch.with_ref_logprobs(await mesh.ref_model.score(batch))
     lr = value_at(recipe.trainer.optimizer.lr, step, recipe.run.steps)
-    for part in minibatches(batch, recipe, step):
+    for number, part in enumerate(minibatches(batch, recipe, step)):
         with run.timed("train", step):
             stats = await mesh.trainer.forward_backward(part, recipe.algorithm.loss, coefficients(recipe, step))
+            if number:  # these weights have moved: only the first minibatch compares trainer and policy server
+                stats = {name: value for name, value in stats.items() if not name.startswith("mismatch_kl/")}
             run.record(step, stats)
             run.record(step, await mesh.trainer.optim_step(lr))
 
@@ -100,7 +102,11 @@ def tasks(recipe: Recipe, step: int) -> list[Task]:
     seed, size = recipe.run.seed, recipe.rollout.group_size
     return [
         Task(
-            step, index, size, seed=fan_out(seed, "group", step, index), shared_seed=fan_out(seed, "task", step, index)
+            step,
+            index,
+            size,
+            seed=fan_out(seed, "group", step, index, bits=62),
+            shared_seed=fan_out(seed, "task", step, index),
         )
         for index in range(recipe.rollout.groups_per_step)
     ]

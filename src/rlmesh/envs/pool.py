@@ -182,6 +182,9 @@ class EnvPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         """Close the sessions that no episode uses."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(session.close() for session in idle))

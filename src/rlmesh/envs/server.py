@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 from rlmesh.envs.config import EnvConfig
@@ -114,7 +115,7 @@ class EnvServer:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=timeout_s) as answer:
                     return answer.status == 200
-            except OSError:
+            except (OSError, HTTPException):
                 return False
 
         return await asyncio.to_thread(ask)
@@ -129,7 +130,7 @@ class EnvServer:
             await asyncio.to_thread(self._reap, 0)
             try:
                 await self._launch()
-            except ActorFailure as failure:  # episodes fail meanwhile, and are counted by who plays them
+            except (ActorFailure, OSError) as failure:  # episodes fail meanwhile, and are counted by who plays them
                 logger.error("%s", failure)
             else:
                 self.restarts += 1

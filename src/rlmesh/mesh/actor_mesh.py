@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
@@ -61,15 +60,14 @@ class ActorMesh:
 
     def __init__(self, recipe: Recipe, waiting: Waiting = lambda what: nullcontext()):
         self.recipe, self._waiting = recipe, waiting
-        self.start_s: dict[str, float] = {}  # seconds that each part took to be ready
         self._log_dir = Path(recipe.run.dir) / "logs"
         # Here and not at the start: a download can be interrupted, as long as no event loop is running.
         self.model_path = str(resolve_model(recipe.model, Path(recipe.run.dir) / "model", recipe.run.seed))
 
     async def __aenter__(self) -> ActorMesh:
         async with AsyncExitStack() as stack:
-            self._scratch = stack.enter_context(Scratch())
             self._supervision = stack.enter_context(Supervision())
+            stack.enter_context(Scratch())  # kills what is left at the end
             stack.push_async_exit(self._stop)
             await self.guard(self._start())
             self._started = stack.pop_all()
@@ -110,11 +108,11 @@ class ActorMesh:
     def _spawn_actors(self) -> None:
         """Start every proc and actor; Monarch does so in the background, the setups wait for it."""
         recipe, model, temperature = self.recipe, self.model_path, self.recipe.rollout.temperature
+        # The server's own limits say more: let them speak first.
+        policy_limit_s = max(recipe.policy.request_timeout_s, recipe.policy.start_timeout_s) + 10
         policy_env = policy_environment(recipe.policy)
         policy_args = (recipe.policy, model, recipe.model.max_length, temperature, recipe.weights.pause)
-        self.policy = self._spawn(
-            "policy", PolicyServer, *policy_args, limit_s=recipe.policy.request_timeout_s, env=policy_env
-        )
+        self.policy = self._spawn("policy", PolicyServer, *policy_args, limit_s=policy_limit_s, env=policy_env)
         step_limit_s = recipe.trainer.step_timeout_s
         self.trainer = self._spawn(
             "trainer", TitanTrainer, recipe.trainer, model, recipe.run.seed, temperature, limit_s=step_limit_s
@@ -133,7 +131,9 @@ class ActorMesh:
         take_limit_s = recipe.replay_buffer.take_timeout_s
         # The buffer's own limit names the groups that are missing: let it speak first.
         self.replay_buffer = self._spawn("replay_buffer", ReplayBuffer, recipe.replay_buffer, limit_s=take_limit_s + 10)
-        reward_limit_s = recipe.reward.timeout_s * recipe.rollout.group_size + 10
+        # The groups of a step may all wait for one RewardActor.
+        episodes = recipe.rollout.group_size * recipe.rollout.groups_per_step
+        reward_limit_s = recipe.reward.timeout_s * episodes + 10
         self.reward = self._spawn("reward", RewardActor, recipe.reward, limit_s=reward_limit_s)
         rollout_args = (recipe.rollout, recipe.env, model, recipe.model.max_length, self.policy, self.reward)
         self.rollout = self._spawn("rollout", RolloutWorker, *rollout_args, limit_s=take_limit_s)
@@ -164,39 +164,40 @@ class ActorMesh:
         )
 
     async def _setup_trainer(self) -> None:
-        await setup_torch_elastic_env_async(self._hosts.procs["trainer_0"])
-        await self.trainer.each("setup", self.store)
+        limit_s = self.recipe.trainer.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await setup_torch_elastic_env_async(self._hosts.procs["trainer_0"])
+                await self.trainer.each("setup", self.store)
+        except TimeoutError:
+            raise ActorFailure(f"TitanTrainer was not ready within {limit_s:g} s (trainer.start_timeout_s)") from None
 
     async def _setup_rollout(self) -> None:
         urls = await self._env.each("start") if self._env else [self.recipe.env.url]
         await self.rollout.each("setup", urls)
 
     async def _ready(self, what: str, start: Awaitable) -> Any:
-        began = time.monotonic()
         with self._waiting(what):
-            answer = await start
-        self.start_s[what] = time.monotonic() - began
-        return answer
+            return await start
 
     async def _stop(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the actors in the order in which they depend on each other, then their procs and hosts.
 
-        After an error, or Ctrl-C, nothing of them is needed any more, and some may not answer: they are killed.
+        After an error, or Ctrl-C, nothing of them is needed any more, and some may not answer: then they are killed.
         """
-        try:
-            if kind is None:
-                await self._close()
-        finally:
-            self._scratch.kill()
-
-    async def _close(self) -> None:
+        if kind is not None:
+            return
         for service in ("rollout", "_env", "policy", "ref_model", "trainer"):
             if handle := getattr(self, service, None):
-                try:
-                    async with asyncio.timeout(_CLOSE_LIMIT_S):
-                        await handle.each("close")
-                except (ActorFailure, TimeoutError) as error:
-                    # A dead or stuck actor must not keep the others from closing; it is killed in any case.
-                    log.warning("while stopping: %s", error)
-        await self.store.stop()
-        await self._hosts.stop()
+                await self._limited(service, handle.each("close"))
+        await self._limited("weight store", self.store.stop())
+        await self._limited("procs", self._hosts.stop())
+
+    @staticmethod
+    async def _limited(what: str, stop: Awaitable) -> None:
+        """One that is dead or stuck must not keep the others from stopping; it is killed in any case."""
+        try:
+            async with asyncio.timeout(_CLOSE_LIMIT_S):
+                await stop
+        except Exception as error:
+            log.warning("while stopping %s: %s", what, str(error) or type(error).__name__)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,11 +21,11 @@ _REAPER = 'cat >/dev/null; for wait in 0 3 9; do sleep $wait; rm -rf -- "$1" "$2
 class Scratch:
     """While it is entered, the temporary files and the shared memory of this process and all that it starts have a place.
 
-    Invariant: however this process ends, also by SIGKILL, that place is empty within 15 s.
+    Invariants: at its exit what was started and still runs is killed, and the place is removed; however this process ends,
+    also by SIGKILL, the place is gone within 15 s.
 
-    >>> with Scratch() as scratch:                                # doctest: +SKIP
+    >>> with Scratch():                                           # doctest: +SKIP
     ...     start_processes()
-    ...     scratch.kill()                                         # those that are left
     """
 
     def __enter__(self) -> Scratch:
@@ -38,6 +39,7 @@ class Scratch:
         return self
 
     def __exit__(self, *error) -> None:
+        self._kill()
         self._set_environment(self._before)
         shutil.rmtree(self._folder, ignore_errors=True)
         for path in SEGMENTS.glob(f"{self._prefix}*"):
@@ -46,15 +48,13 @@ class Scratch:
         self._reaper.wait()
         self._reaper.stdin.close()
 
-    def kill(self) -> None:
-        """End every process that was started since this was entered, and those that they started."""
-        ours = [process for child in psutil.Process().children() if self._is_ours(child) for process in _family(child)]
-        for process in ours:
-            try:
+    def _kill(self) -> None:
+        children = [child for child in psutil.Process().children() if self._is_ours(child)]
+        left = [process for child in children for process in _family(child)]
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(ours, timeout=3)
+        psutil.wait_procs(left, timeout=3)
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:

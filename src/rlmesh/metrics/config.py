@@ -19,4 +19,4 @@ class MetricsConfig:
     project: str = option(
         "rlmesh", "project that Weights & Biases and trackio file the run under, by the name run.name"
     )
-    rollouts_every: int = option(1, "steps between two files of episodes in `rollouts/` (0: none)", ge=0)
+    rollouts_every: int = option(10, "steps between two files of episodes in `rollouts/` (0: none)", ge=0)

@@ -21,9 +21,8 @@ class TokenLogprobs:
     index_M: np.ndarray  # which of the batch's N tokens these are
     logprobs_M: torch.Tensor  # float32, under the sampling distribution, with gradient
     entropy_M: torch.Tensor  # float32, of the whole distribution at that place, in nats
-    anchor: (
-        torch.Tensor
-    )  # zero, but connected to every weight: a rank without tokens still takes part in the backward pass
+    # Zero; where M is 0 connected to every weight: a rank without tokens still takes part in the backward pass.
+    anchor: torch.Tensor
 
 
 def token_logprobs(
@@ -58,7 +57,9 @@ def _forward(
         entropy_M = -(log_softmax_MV.exp() * log_softmax_MV).sum(-1)[: len(index)]
     target_M1 = torch.from_numpy(batch.tokens[index]).to(device)[:, None]
     logprobs_M = log_softmax_MV[: len(index)].gather(1, target_M1)[:, 0]
-    return TokenLogprobs(index, logprobs_M, entropy_M, log_softmax_MV.sum() * 0)
+    # The gradient of a sum is as large as what is summed: only where nothing else connects the graph.
+    anchor = log_softmax_MV.new_zeros(()) if len(index) else log_softmax_MV.sum() * 0
+    return TokenLogprobs(index, logprobs_M, entropy_M, anchor)
 
 
 @torch.no_grad()

@@ -76,8 +76,6 @@ class Learner:
         if not np.isfinite(norm):
             self.optimizer.zero_grad()
             raise FloatingPointError(f"the gradient's norm is {norm}")
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
         for optimizer in self.optimizer.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr

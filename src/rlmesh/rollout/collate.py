@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rlmesh.errors import RLMeshError
+from rlmesh.losses.advantages import Advantage
 from rlmesh.rollout.batch import Batch
 from rlmesh.rollout.types import Episode, Group
-
-Advantage = Callable[[Sequence[float | None]], np.ndarray]
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ def _first_error(groups: Sequence[Group]) -> str:
     errors = (
         episode.metadata["error"] for group in groups for episode in group.episodes if "error" in episode.metadata
     )
-    return next(errors, "every answer was empty")
+    return next(errors, "nothing was sampled (does a prompt leave room for an answer in model.max_length?)")
 
 
 def supervised(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:

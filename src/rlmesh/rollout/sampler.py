@@ -10,6 +10,8 @@ from rlmesh.seeds import fan_out
 
 Generate = Callable[[list[GenerateRequest]], Awaitable[list[list[Completion]]]]
 
+_SEED_BITS = 47  # a long run asks millions of times; the policy server has 16 bits more for the samples of one request
+
 
 class GroupSampler:
     """Asks the policy for each turn of each episode of a group; every turn draws from a stream of its own.
@@ -28,14 +30,13 @@ class GroupSampler:
     async def sample(self, index: int, turn: int, prompt: list[int]) -> Completion:
         """The completion of episode `index` at `turn`."""
         if turn > 0:
-            seed = fan_out(self._task.seed, "sample", index, turn)
+            seed = fan_out(self._task.seed, "sample", index, turn, bits=_SEED_BITS)
             [[completion]] = await self._generate([GenerateRequest(prompt, 1, seed, self._max_tokens)])
             return completion
         key = tuple(prompt)
         if key not in self._first_turns:
-            request = GenerateRequest(
-                prompt, self._task.group_size, fan_out(self._task.seed, "sample"), self._max_tokens
-            )
+            seed = fan_out(self._task.seed, "sample", bits=_SEED_BITS)
+            request = GenerateRequest(prompt, self._task.group_size, seed, self._max_tokens)
             self._first_turns[key] = asyncio.create_task(self._generate([request]))
         # An episode that is cancelled must not take the others' samples with it.
         [completions] = await asyncio.shield(self._first_turns[key])
