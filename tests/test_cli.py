@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from conftest import tiny_model
-from episodes import group
+from episodes import group, turn
 
 from rlmesh.checkpoint import RunDirectory
 from rlmesh.cli import main
@@ -146,20 +146,33 @@ def test_rollouts(capsys, tmp_path):
     assert exit_code("rollouts", str(tmp_path)) == 1
     assert capsys.readouterr().err.startswith(f"rlmesh: {tmp_path} has no episodes")
     groups = [group([-1.0, 1.0], index=index) for index in range(3)]
+    prompt = [4, 5, 6, 7, 8] * 10
+    groups[2] = group([0.0, 1.0], index=2, turns=[turn(prompt, [9, 2]), turn([*prompt, 9, 2, 5], [10, 2], version=3)])
     groups[0].episodes[1] = Episode(id="", index=1, outcome=Outcome.TIMEOUT, metadata={"error": "no answer to a step"})
     assign_advantages(groups, group_mean)
     tiny_model(tmp_path / "model")
     directory.write_rollouts(7, groups)
     assert exit_code("rollouts", str(tmp_path)) == 0
     shown = capsys.readouterr().out
-    assert "step 7" in shown and "1 more groups" in shown and "group 2" not in shown
+    assert "step 7" in shown and "1 more group;" in shown and "group 2" not in shown
     assert "group 0: 1 of 2 episodes scored, reward -1.000" in shown
     assert "episode 1 | reward none | advantage none | timeout" in shown and "no answer to a step" in shown
     assert "episode 1 | reward +1.000 | advantage +1.000 | ok" in shown
     assert exit_code("rollouts", str(tmp_path), "--group", "2") == 0
-    assert "group 2: 2 of 2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "group 2: 2 of 2" in shown and "group 0" not in shown and "version 3, reward" in shown
+    assert shown.count("(shown above)") == 1  # one long prompt for both episodes
+    assert shown.count("(the turns above) have") == 2  # and a later turn's prompt only where it goes on
+    assert exit_code("rollouts", str(tmp_path), "--group", "3") == 1
+    assert capsys.readouterr().err == "rlmesh: there is no group 3 in that step; it has 0, 1, 2\n"
     assert exit_code("rollouts", str(tmp_path), "--step", "6") == 1
     assert capsys.readouterr().err == f"rlmesh: {tmp_path} has no episodes of step 6; it has 7\n"
+
+
+def test_stacks_of_a_copied_run(capsys, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("")
+    assert exit_code("stacks", str(tmp_path)) == 1
+    assert capsys.readouterr().err == f"rlmesh: {tmp_path}: no process is using it; the run has ended\n"
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["run", BLACKJACK, "--dry"], ["exprot"], ["export", "a"]])

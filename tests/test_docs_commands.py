@@ -38,14 +38,14 @@ def workspace(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("clone")
     for name in ("configs", "examples", "envs", "scripts", "docs"):
         (folder / name).symlink_to(ROOT / name)
-    (folder / ".venv").mkdir()
-    (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (folder / ".venv").symlink_to(sys.prefix)
     tiny_model(folder / "my_model")
     return folder
 
 
 def run(command: list[str], workspace: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(workspace), *filter(None, sys.path)])}
+    environment |= {"TRACKIO_DIR": str(workspace / "trackio"), "HF_HUB_OFFLINE": "1"}  # not in the user's own files
     done = subprocess.run(command, cwd=workspace, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 

@@ -64,12 +64,15 @@ def test_stacks_shows_where_every_process_is(running, tmp_path):
     process, family = running
     command = [sys.executable, "-m", "rlmesh.cli", "stacks", str(tmp_path / "run")]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if "SYS_PTRACE" in shown.stderr:
+        pytest.skip(shown.stderr.strip())
     assert shown.returncode == 0, shown.stderr
     titles = [line for line in shown.stdout.splitlines() if line.startswith("== ")]
     assert {int(title.split()[1]) for title in titles} >= {process.pid, *(p.pid for p in family if p.is_running())}
     for what in ("rlmesh:trainer_0", "rlmesh:policy_0", "VLLM::EngineCore", "VLLM::Worker", "rlmesh.envs.serve"):
         assert any(what in title for title in titles), what
     assert "run_busy_loop" in shown.stdout  # the engine core's own loop
+    assert shown.stdout.count("Thread ") < 150  # a pool's threads are not shown one by one
     process.send_signal(signal.SIGINT)
     ended(process, family, limit_s=30)
     done = subprocess.run(command, capture_output=True, text=True)

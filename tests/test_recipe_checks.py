@@ -241,3 +241,11 @@ def test_checking_a_recipe_imports_nothing_heavy(tmp_path):
         [sys.executable, "-c", code, str(tmp_path / "recipe.yaml")], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_a_tracker_that_is_not_installed_is_named(problems, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert problems() == []
+    assert problems("metrics.wandb=true", "metrics.trackio=true") == [
+        "metrics.wandb: the package 'wandb' is not installed"
+    ]

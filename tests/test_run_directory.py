@@ -117,6 +117,7 @@ def test_episodes_are_written_one_a_line(directory):
     [turn] = rows[0]["turns"]
     assert turn == {
         "observation": "observation",
+        "prompt": [5, 6],
         "action": "action",
         "reward": 0.0,
         "tokens": [7, 2],

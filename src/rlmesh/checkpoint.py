@@ -74,7 +74,10 @@ class RunDirectory:
             for group in groups
             for index in range(len(group.episodes))
         )
-        (self.path / "rollouts" / f"step_{step}.jsonl").write_bytes(lines)
+        path = self.path / "rollouts" / f"step_{step}.jsonl"
+        aside = path.with_name(f".{path.name}.partial")  # nobody reads half a file
+        aside.write_bytes(lines)
+        aside.replace(path)
 
     @contextmanager
     def checkpoint(self, step: int, keep: int) -> Iterator[Path]:
@@ -145,7 +148,10 @@ class RunDirectory:
     def user(self) -> int | None:
         """Process id of the run that is using the directory; None when none is."""
         self.require_run()
-        with open(self.path / ".lock", "rb") as lock:
+        path = self.path / ".lock"
+        if not path.exists():  # a copy of a run
+            return None
+        with path.open("rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

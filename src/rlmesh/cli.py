@@ -89,17 +89,16 @@ def rollouts(
     """Show a step's episodes: prompts, answers, rewards, advantages and the versions that made them."""
     from rich.console import Console
 
-    from rlmesh.show import group_panel, prompt_decoder, read_rollouts
+    from rlmesh.show import group_panel, pick_group, prompt_decoder, read_rollouts
 
     step, groups = read_rollouts(directory, step)
-    if group is not None and group not in groups:
-        raise RLMeshError(f"step {step} has no group {group}; it has {', '.join(map(str, groups))}")
-    console, decode = Console(), prompt_decoder(directory)
-    console.print(f"step {step} of {directory}: {len(groups)} groups")
-    for number in [group] if group is not None else list(groups)[:_SHOWN_GROUPS]:
+    console, decode = Console(highlight=False), prompt_decoder(directory)
+    console.print(f"step {step} of {directory}: {len(groups)} groups", soft_wrap=True, markup=False)
+    chosen = groups if group is None else pick_group(groups, group)
+    for number in list(chosen)[:_SHOWN_GROUPS]:
         console.print(group_panel(number, groups[number], decode))
-    if group is None and len(groups) > _SHOWN_GROUPS:
-        console.print(f"{len(groups) - _SHOWN_GROUPS} more groups; --group N shows one of them")
+    if (left := len(chosen) - _SHOWN_GROUPS) > 0:
+        console.print(f"{left} more {'group' if left == 1 else 'groups'}; --group N shows one of them")
 
 
 @app.command()

@@ -43,6 +43,7 @@ def recipe_problems(recipe: Recipe) -> list[str]:
     if found:
         return found  # what follows relies on numbers that are in range
     found += _import_problems(recipe)
+    found += _tracker_problems(recipe)
     found += _combination_problems(recipe)
     found += _model_problems(recipe)
     found += _placement_problems(recipe)
@@ -116,6 +117,13 @@ def _import_problems(recipe: Recipe) -> list[str]:
     return [problem for entry in named if (problem := _import_problem(*entry))]
 
 
+def _tracker_problems(recipe: Recipe) -> Iterator[str]:
+    """Trackers are packages of their own."""
+    for tracker in ("wandb", "trackio"):
+        if getattr(recipe.metrics, tracker) and _find_module(tracker) is None:
+            yield f"metrics.{tracker}: the package '{tracker}' is not installed"
+
+
 def _import_problem(key: str, name: str, known: list[str]) -> str | None:
     if name in known:
         return None
@@ -145,7 +153,7 @@ def _import_problem(key: str, name: str, known: list[str]) -> str | None:
 def _find_module(name: str) -> ModuleSpec | None:
     """Where a module would be imported from. `importlib.util.find_spec` would import the packages above it."""
     if name in sys.modules:
-        return sys.modules[name].__spec__
+        return getattr(sys.modules[name], "__spec__", None)
     parent = name.rpartition(".")[0]
     path = None
     if parent:
@@ -231,6 +239,7 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
         ("run.name", recipe.run.name),
         ("run.dir", recipe.run.dir),
         ("model.source", recipe.model.source),
+        ("metrics.project", recipe.metrics.project),
     ):
         if not text:
             yield f"{key}: it must not be empty"

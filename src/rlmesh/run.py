@@ -46,13 +46,19 @@ class Run:
         self.report: EvalReport | None = None  # the latest evaluation
         self.began = self._step_began = self._training_began = time.monotonic()
         self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
-        self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe))
+        self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe), self.warn)
         self._watch = Watch()
         self._evaluator = resolve_evaluator(recipe.eval.name, recipe.eval.args) if recipe.eval.name else None
 
     def record(self, step: int, metrics: Metrics | Mapping[str, float]) -> None:
         """Add to a step's metrics, from anywhere in the loop and in any order."""
         self._metrics[step].merge(metrics if isinstance(metrics, Metrics) else Metrics(metrics))
+
+    def warn(self, text: str) -> None:
+        """Something that a person should look at, on the console and in `logs/warnings.log`."""
+        self.console.print(f"  warning: {text}")
+        with (self.directory.path / "logs" / "warnings.log").open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")
 
     @contextmanager
     def timed(self, what: str, step: int) -> Iterator[None]:
@@ -141,7 +147,7 @@ class Run:
         for backend in self._backends:
             backend.write(step, reduced)
         for warning in self._watch.observe(reduced, self.report.references if self.report else {}):
-            self.console.print(f"  warning, step {step}: {warning}")
+            self.warn(f"step {step}: {warning}")
         return reduced
 
     async def _evaluate(self, step: int) -> None:

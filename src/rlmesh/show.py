@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from rich.text import Text
 
 from rlmesh.checkpoint import RunDirectory
 from rlmesh.errors import RLMeshError
+from rlmesh.recipe import load_recipe
+
+_REPEATED = 120  # characters of a prompt that are shown again
 
 Record = dict[str, Any]  # a line of `rollouts/step_N.jsonl`
 
@@ -26,7 +29,7 @@ def read_rollouts(run: Path, step: int | None) -> tuple[int, dict[int, list[Reco
         raise RLMeshError(f"{run} has no episodes (metrics.rollouts_every says how often they are written)")
     step = max(files) if step is None else step
     if step not in files:
-        raise RLMeshError(f"{run} has no episodes of step {step}; it has {', '.join(map(str, sorted(files)))}")
+        raise RLMeshError(f"{run} has no episodes of step {step}; it has {_listed(files)}")
     groups: defaultdict[int, list[Record]] = defaultdict(list)
     for line in files[step].read_bytes().splitlines():
         record = orjson.loads(line)
@@ -34,14 +37,22 @@ def read_rollouts(run: Path, step: int | None) -> tuple[int, dict[int, list[Reco
     return step, dict(groups)
 
 
+def pick_group(groups: dict[int, list[Record]], group: int) -> dict[int, list[Record]]:
+    """That group alone. Raises: RLMeshError."""
+    if group not in groups:
+        raise RLMeshError(f"there is no group {group} in that step; it has {_listed(groups)}")
+    return {group: groups[group]}
+
+
 def prompt_decoder(run: Path) -> Callable[[list[int]], str]:
     """Tokens to text, by the tokenizer of the run's own model."""
     from tokenizers import Tokenizer
 
-    found = [run / "model" / "tokenizer.json", *sorted(run.glob("checkpoints/step_*/model/tokenizer.json"))]
-    path = next((path for path in found if path.exists()), None)
+    source = Path(load_recipe(run / "recipe.yaml").model.source).expanduser()
+    folders = [run / "model", source, *sorted(run.glob("checkpoints/step_*/model"))]
+    path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").exists()), None)
     if path is None:
-        return lambda tokens: f"{len(tokens)} tokens (there is no tokenizer in {run} yet)"
+        return lambda tokens: f"({len(tokens)} tokens; there is no tokenizer in {run} before its first checkpoint)"
     tokenizer = Tokenizer.from_file(str(path))
     return lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
 
@@ -52,19 +63,23 @@ def group_panel(number: int, episodes: list[Record], decode: Callable[[list[int]
     title = f"group {number}: {len(rewards)} of {len(episodes)} episodes scored"
     if rewards:
         title += f", reward {sum(rewards) / len(rewards):+.3f} ({min(rewards):+.3f} to {max(rewards):+.3f})"
-    return Panel(Lines(*(line for episode in episodes for line in _episode(episode, decode))), title=title)
+    shown: set[tuple[int, ...]] = set()
+    return Panel(Lines(*(line for episode in episodes for line in _episode(episode, decode, shown))), title=title)
 
 
-def _episode(episode: Record, decode: Callable[[list[int]], str]) -> Iterator[Text]:
+def _episode(episode: Record, decode: Callable[[list[int]], str], shown: set[tuple[int, ...]]) -> Iterator[Text]:
+    """An episode's lines. What is above already is cut short: long prompts in `shown`, and this episode's turns."""
     head = f"episode {episode['episode']} | reward {_number(episode['reward'])} | advantage {_number(episode['advantage'])}"
     head += f" | {episode['outcome']}" + (" | truncated" if episode["truncated"] else "")
     yield Text(head, style="bold")
     if error := episode["metadata"].get("error"):
         yield Text(f"  {error}", style="red")
+    before: list[int] = []
     for turn in episode["turns"]:
         low, high = turn["versions"]
         version = f"version {low}" if low == high else f"versions {low} to {high}"
-        yield Text(f"  {decode(turn['prompt'])}", style="dim")
+        yield Text(f"  {_prompt(turn['prompt'], before, decode, shown)}", style="dim")
+        before = turn["prompt"] + turn["tokens"]
         answer = Text(f"  {turn['action']}", style="green")
         answer.append(
             f"   {len(turn['tokens'])} tokens, logprob {sum(turn['logprobs']):.3f}, {turn['finish_reason']}, {version}, "
@@ -72,6 +87,29 @@ def _episode(episode: Record, decode: Callable[[list[int]], str]) -> Iterator[Te
             style="not green dim",
         )
         yield answer
+
+
+def _prompt(
+    prompt: list[int], before: list[int], decode: Callable[[list[int]], str], shown: set[tuple[int, ...]]
+) -> str:
+    if before and prompt[: len(before)] == before:
+        return f"(the turns above) {decode(prompt[len(before) :])}"
+    text = decode(prompt)
+    if tuple(prompt) in shown and len(text) > _REPEATED:
+        return f"(shown above) ... {text[-_REPEATED:]}"
+    shown.add(tuple(prompt))
+    return text
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    """
+    >>> _listed([4, 2, 8]), _listed(range(0, 90, 10))
+    ('2, 4, 8', '9 from 0 to 80, the last ones 50, 60, 70, 80')
+    """
+    ordered = sorted(numbers)
+    if len(ordered) <= 8:
+        return ", ".join(map(str, ordered))
+    return f"{len(ordered)} from {ordered[0]} to {ordered[-1]}, the last ones {', '.join(map(str, ordered[-4:]))}"
 
 
 def _number(value: float | None) -> str:

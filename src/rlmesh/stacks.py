@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +23,12 @@ def run_processes(run: Path) -> list[psutil.Process]:
     pid = RunDirectory(run).user()
     if pid is None:
         raise RLMeshError(f"{run}: no process is using it; the run has ended")
-    controller = psutil.Process(pid)
+    try:
+        controller = psutil.Process(pid)
+    except psutil.NoSuchProcess:  # the directory may be on a shared file system
+        raise RLMeshError(
+            f"{run}: its run, process {pid}, is not on this machine; look from where it was started"
+        ) from None
     return [controller, *controller.children(recursive=True)]
 
 
@@ -41,9 +48,28 @@ def _stack(pid: int) -> str:
     except subprocess.TimeoutExpired:
         return f"py-spy could not read it within {_LIMIT_S:g} s"
     if done.returncode == 0:
-        return done.stdout.partition("\n\n")[2].rstrip()  # without py-spy's own header
+        return _grouped(done.stdout.partition("\n\n")[2])  # without py-spy's own header
     if "ermission" in done.stderr:
         raise RLMeshError(
-            "py-spy may not look into other processes here: run as root, or allow it (in a container: the SYS_PTRACE capability)"
+            "py-spy may not look into other processes here: run this with sudo, or give the container the SYS_PTRACE capability"
         )
-    return done.stderr.strip()
+    return done.stderr.strip().partition("\n\n")[0]  # of a process that has ended, or is not Python
+
+
+def _grouped(dump: str) -> str:
+    """Threads with the same stack, such as those of a pool, once.
+
+    >>> print(_grouped("Thread 1 (idle)\\n    wait\\nThread 2 (idle)\\n    wait\\nThread 3 (idle)\\n    run\\n"))
+    Thread 1 (idle) and 1 more
+        wait
+    Thread 3 (idle)
+        run
+    """
+    threads: defaultdict[str, list[str]] = defaultdict(list)
+    for thread in re.split(r"^(?=Thread )", dump, flags=re.MULTILINE)[1:]:
+        title, _, stack = thread.rstrip().partition("\n")
+        threads[stack].append(title)
+    return "\n".join(
+        titles[0] + (f" and {len(titles) - 1} more" if len(titles) > 1 else "") + (f"\n{stack}" if stack else "")
+        for stack, titles in threads.items()
+    )

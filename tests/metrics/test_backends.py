@@ -11,13 +11,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
-from rlmesh.errors import RecipeError
 from rlmesh.metrics.backends import make_backends
 from rlmesh.metrics.config import MetricsConfig
 
 
-def backends(folder, **config):
-    return make_backends(MetricsConfig(**config), folder, "night", {"run": {"seed": 3}})
+def backends(folder, warn=pytest.fail, **config):
+    return make_backends(MetricsConfig(**config), folder, "night", {"run": {"seed": 3}}, warn)
 
 
 def test_json_lines_are_there_after_each_step_and_appended_to(tmp_path):
@@ -69,17 +68,27 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     assert [(row["_step"], row["reward/mean"]) for row in rows] == [(0, 0.0), (5, 2.5)]
 
 
+def alone(folder, code, **environment):
+    """Run in a process of its own, there: trackers keep what they found at their first use."""
+    prelude = (
+        "from pathlib import Path; import psutil; from rlmesh.metrics.config import MetricsConfig;"
+        "from rlmesh.metrics.backends import make_backends;"
+        "make = lambda **config: make_backends("
+        "MetricsConfig(tensorboard=False, **config), Path('.'), 'night', {'run': {'seed': 3}}, print);"
+    )
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    command = [sys.executable, "-c", prelude + code]
+    environment = {**inherited, "HF_HUB_OFFLINE": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+
+
 def test_trackio(tmp_path):
-    """In a process of its own: trackio reads where its files are when it is imported."""
     code = (
-        "from pathlib import Path; from rlmesh.metrics.backends import make_backends;"
-        "from rlmesh.metrics.config import MetricsConfig;"
-        "config = MetricsConfig(jsonl=False, tensorboard=False, trackio=True, project='cards');"
-        "[backend] = make_backends(config, Path('.'), 'night', {'run': {'seed': 3}});"
+        "[backend] = make(jsonl=False, trackio=True, project='cards');"
         "backend.write(0, {'reward/mean': 0.0}); backend.write(5, {'reward/mean': 2.5}); backend.close()"
     )
-    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+    done = alone(tmp_path, code, TRACKIO_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
     with sqlite3.connect(tmp_path / "cards.db") as database:
         rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
     assert [(name, step, orjson.loads(row)) for name, step, row in rows] == [
@@ -88,20 +97,25 @@ def test_trackio(tmp_path):
     ]
 
 
-def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(RecipeError, match=r"metrics\.wandb: the package 'wandb' is not installed"):
-        backends(tmp_path, wandb=True)
+def test_a_tracker_whose_own_process_dies_is_said_once_and_the_run_goes_on(tmp_path):
+    code = (
+        "jsonl, wandb = make(wandb=True); children = psutil.Process().children(recursive=True);"
+        "[child.kill() for child in children]; psutil.wait_procs(children);"
+        "[backend.write(step, {'reward/mean': 0.5}) for step in range(3) for backend in (wandb, jsonl)];"
+        "wandb.close(); jsonl.close()"
+    )
+    done = alone(tmp_path, code, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("metrics.wandb: ")]
+    assert line.endswith("; later failures of it are not shown")
+    assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 3
 
 
-def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    [backend] = backends(tmp_path, jsonl=False, tensorboard=False, wandb=True)
-    backend.close()
-    for step in (0, 1):
-        backend.write(step, {"reward/mean": 0.0})  # the run is closed: wandb raises
-    said = [record.message for record in caplog.records if record.name == "rlmesh.metrics.backends"]
-    assert len(said) == 1 and said[0].startswith("metrics.wandb: UsageError: ")
+def test_a_tracker_without_an_account_is_one_sentence(tmp_path):
+    done = alone(tmp_path, "make(wandb=True)", WANDB_BASE_URL="http://127.0.0.1:9", HOME=str(tmp_path))
+    assert done.stderr.splitlines()[-1] == (
+        "rlmesh.errors.RecipeError: metrics.wandb: UsageError: No API key configured. Use `wandb login` to log in."
+    )
 
 
 def test_nothing_is_written_unasked(tmp_path):

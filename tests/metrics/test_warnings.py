@@ -19,13 +19,13 @@ GOOD = {
 
 BAD = [
     (5, {"frac_reward_zero_std": 1.0}, "all episodes had the same reward"),
-    (10, {"entropy": 0.001}, "the entropy has been below"),
     (5, {"optim/grad_norm": 0.0}, "the gradient has been exactly 0"),
     (5, {"episodes/truncated": 0.6}, "episodes of the last 5 steps were cut"),
     (5, {"completions/clipped_ratio": 0.9}, "answers of the last 5 steps were cut at rollout.max_tokens"),
     (5, {"episodes/invalid": 0.8}, "could not read"),
     (3, {"errors/env_lost": 20.0}, "the environment fails often"),
-    (3, {"kl": math.nan}, "numbers that are not finite"),
+    (1, {"kl": math.nan, "loss": -math.inf}, "not finite: kl, loss"),
+    (5, {"mismatch_kl/mean": 0.2}, "far from the sampled ones"),
 ]
 
 
@@ -40,6 +40,39 @@ def test_a_warning_comes_in_time_once_and_again_after_it_was_over(count, change,
         assert text in warning
         assert watch.observe(bad) == []
         assert watch.observe(GOOD) == []
+
+
+def test_what_is_not_finite_is_said_once_even_when_more_becomes_so():
+    watch = Watch()
+    assert watch.observe({**GOOD, "kl": math.nan}) == ["not finite: kl"]
+    assert watch.observe({**GOOD, "kl": math.nan, "loss": math.nan}) == []
+    assert watch.observe(GOOD) == [] and len(watch.observe({**GOOD, "loss": math.inf})) == 1
+
+
+@pytest.mark.parametrize(
+    "reward, warned",
+    [(lambda step: -0.2, True), (lambda step: -step, True), (lambda step: math.nan, True), (lambda step: step, False)],
+    ids=["flat", "falls", "unknown", "grows"],
+)
+def test_a_policy_that_stopped_trying_is_named_unless_the_reward_grows(reward, warned):
+    watch = Watch()
+    said = [
+        text
+        for step in range(40)
+        for text in watch.observe({**GOOD, "entropy": 0.3 if step < 10 else 0.001, "reward/mean": reward(step)})
+        if "entropy" in text
+    ]
+    assert len(said) == warned
+
+
+def test_several_things_at_once_are_all_said():
+    watch, bad = Watch(), {**GOOD, "frac_reward_zero_std": 1.0, "optim/grad_norm": 0.0}
+    assert [len(watch.observe(bad)) for _ in range(6)] == [0, 0, 0, 0, 2, 0]
+
+
+def test_a_metric_that_is_not_there_is_no_warning():
+    watch = Watch()
+    assert not any(watch.observe({}) for _ in range(30))
 
 
 def evaluations(values):
@@ -61,6 +94,12 @@ def test_a_policy_that_stays_at_a_known_trap_is_named():
 )
 def test_learning_and_the_best_policy_are_no_trap(values):
     assert not any(evaluations(values))
+
+
+def test_only_values_are_compared_with_known_values():
+    watch = Watch()
+    metrics = {**GOOD, "eval/game/invalid": 0.0}
+    assert not any(watch.observe(metrics, {"never": 0.0, "best": 1.0}) for _ in range(9))
 
 
 def test_steps_without_an_evaluation_do_not_end_the_trap():

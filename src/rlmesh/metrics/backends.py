@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,9 @@ import orjson
 from rlmesh.errors import RecipeError
 from rlmesh.metrics.config import MetricsConfig
 
-log = logging.getLogger(__name__)
+Warn = Callable[[str], None]  # takes one sentence for a person
+
+_UPLOAD_LIMIT_S = 60.0  # at the end of a run; what is left is on disk, and `wandb sync` sends it
 
 
 class Backend(Protocol):
@@ -57,14 +58,12 @@ class TensorBoardBackend:
 class TrackerBackend:
     """Weights & Biases, or trackio, which has the same interface. A tracker that fails is a warning; the run goes on."""
 
-    def __init__(self, tracker: str, **options: Any):
-        self._tracker, self._failed = tracker, False
+    def __init__(self, tracker: str, warn: Warn, **options: Any):
+        self._tracker, self._warn, self._failed = tracker, warn, False
         try:
             self._run = import_module(tracker).init(**options)
-        except ModuleNotFoundError as error:
-            raise RecipeError(f"metrics.{tracker}: the package '{error.name}' is not installed") from error
         except Exception as error:  # its own kinds: no account, no server
-            raise RecipeError(f"metrics.{tracker}: {type(error).__name__}: {error}") from error
+            raise RecipeError(f"metrics.{tracker}: {_first_line(error)}") from error
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         self._try(lambda: self._run.log(dict(metrics), step=step))
@@ -77,14 +76,16 @@ class TrackerBackend:
             call()
         except Exception as error:
             if not self._failed:
-                log.warning("metrics.%s: %s: %s (said once)", self._tracker, type(error).__name__, error)
+                self._warn(f"metrics.{self._tracker}: {_first_line(error)}; later failures of it are not shown")
             self._failed = True
 
 
-def make_backends(config: MetricsConfig, directory: Path, name: str, recipe: dict[str, Any]) -> list[Backend]:
+def make_backends(
+    config: MetricsConfig, directory: Path, name: str, recipe: dict[str, Any], warn: Warn
+) -> list[Backend]:
     """The backends that the recipe asks for; `name` and `recipe` are what a tracker shows of the run.
 
-    Raises: RecipeError that names the tracker that cannot be used.
+    `warn` takes what fails later. Raises: RecipeError that names the tracker that cannot be used.
     """
     backends: list[Backend] = []
     if config.jsonl:
@@ -93,7 +94,13 @@ def make_backends(config: MetricsConfig, directory: Path, name: str, recipe: dic
         backends.append(TensorBoardBackend(directory / "tensorboard"))
     about_run = {"project": config.project, "name": name, "config": recipe}
     if config.wandb:
-        backends.append(TrackerBackend("wandb", dir=directory, **about_run))
+        # Without a limit it waits for as long as its server is away, and the run does not end.
+        limits = {"finish_timeout": _UPLOAD_LIMIT_S, "finish_timeout_raises": True}
+        backends.append(TrackerBackend("wandb", warn, dir=directory, settings=limits, **about_run))
     if config.trackio:
-        backends.append(TrackerBackend("trackio", auto_log_cpu=False, **about_run))
+        backends.append(TrackerBackend("trackio", warn, auto_log_cpu=False, auto_log_gpu=False, **about_run))
     return backends
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
