@@ -107,7 +107,7 @@ def run_to_its_end(tmp_path, *overrides: str) -> tuple[int, str, list[psutil.Pro
     """Exit code, what stderr says, and what is left of the run's own processes."""
     command = [sys.executable, "-m", "rlmesh.run", BLACKJACK, *QUICK, f"run.dir={tmp_path / 'run'}", *overrides]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     family: dict[int, psutil.Process] = {}
     while process.poll() is None:
         family |= {p.pid: p for p in psutil.Process(process.pid).children(recursive=True)}

@@ -80,13 +80,3 @@ def test_stacks_shows_where_every_process_is(running, tmp_path):
         1,
         f"rlmesh: {tmp_path / 'run'}: no process is using it; the run has ended\n",
     )
-
-
-def test_ctrl_c_ends_the_run(running):
-    process, family = running
-    process.send_signal(signal.SIGINT)
-    code, errors, took_s = ended(process, family, limit_s=30)
-    assert code == 130
-    assert "rlmesh: stopped by Ctrl-C" in errors.splitlines()
-    assert "Traceback" not in errors
-    assert took_s < 15

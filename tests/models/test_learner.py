@@ -165,10 +165,12 @@ def test_what_is_saved_is_an_ordinary_model_folder(name, request, tmp_path):
 
 def test_a_gradient_that_is_not_finite_is_not_a_step(untied):
     mine, batch = learner(untied), random_batch()
+    before = {name: tensor.clone() for name, tensor in mine.titan.hf_state_dict().items()}
     batch.advantages[batch.loss_mask] = np.inf
     mine.forward_backward(batch, *GRPO)
     with pytest.raises(FloatingPointError, match="gradient's norm is"):
         mine.optim_step(lr=1e-3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in mine.titan.hf_state_dict().items())
 
 
 def test_a_batch_without_tokens_to_train_on_is_refused(untied):
@@ -179,7 +181,9 @@ def test_a_batch_without_tokens_to_train_on_is_refused(untied):
 def test_an_architecture_that_is_not_known_is_named(untied, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     join_process_group()
-    with pytest.raises(RecipeError, match=r"model\.source: .* is a 'mamba' model; the trainer knows qwen3 and llama"):
+    with pytest.raises(
+        RecipeError, match=r"model\.source: .* is a 'mamba' model; the trainer knows llama, qwen2, qwen3"
+    ):
         TitanModel(tmp_path, TrainerConfig(), 1)
 
 
