@@ -40,7 +40,7 @@ def ended(process, family, limit_s):
 
 
 KILLED = [
-    ("rlmesh:trainer", "trainer"),
+    pytest.param("rlmesh:trainer", "trainer", marks=pytest.mark.slow),
     pytest.param("rlmesh:policy", "policy", marks=pytest.mark.slow),
     pytest.param("rlmesh:rollout", "rollout", marks=pytest.mark.slow),
     pytest.param("rlmesh:replay_buffer", "replay_buffer", marks=pytest.mark.slow),

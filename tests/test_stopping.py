@@ -1,9 +1,11 @@
 """A run that is stopped, at any moment and in any way, ends soon and leaves nothing: no process, no file, no shared memory."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -28,8 +30,7 @@ class StartedRun:
     """A run of its own, with a temporary folder of its own and a list of every process that it ever had."""
 
     def __init__(self, folder: Path, *overrides: str):
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
+        self.temporary = Path(tempfile.mkdtemp(prefix="stop-"))  # and not below `folder`: sockets need a short path
         command = [sys.executable, "-m", "rlmesh.run", "configs/blackjack.yaml", *LONG, f"run.dir={folder / 'run'}"]
         self.process = subprocess.Popen(
             [*command, *overrides],
@@ -89,6 +90,7 @@ class StartedRun:
         for process in self._family.values():
             if process.is_running():
                 process.kill()
+        shutil.rmtree(self.temporary)
 
 
 @pytest.fixture
@@ -170,6 +172,8 @@ def test_nothing_is_left_when_an_actor_dies(start, title):
     run.kill(title)
     assert run.gone_within(40) == 1
     assert "Traceback" not in run.errors
+    [message] = [line for line in run.errors.splitlines() if line.startswith("rlmesh: ")]
+    assert title.removeprefix("rlmesh:").partition("::")[0].lower() in message.lower() or "PolicyServer" in message
 
 
 @pytest.mark.slow

@@ -17,6 +17,9 @@ from rlmesh.segments import PREFIX_VARIABLE, SEGMENTS, own_prefix
 # something after the first time.
 _REAPER = 'cat >/dev/null; for wait in 0 3 9; do sleep $wait; rm -rf -- "$1" "$2"*; done'
 
+# vLLM makes sockets with names of 36 characters there, and the path of a socket has at most 107.
+_LONGEST_FOLDER = 50
+
 
 class Scratch:
     """While it is entered, the temporary files and the shared memory of this process and all that it starts have a place.
@@ -31,7 +34,8 @@ class Scratch:
     def __enter__(self) -> Scratch:
         self._before = {name: os.environ.get(name) for name in ("TMPDIR", PREFIX_VARIABLE)}
         self._prefix = own_prefix()
-        self._folder = Path(tempfile.mkdtemp(prefix="rlmesh-"))
+        roomy = len(tempfile.gettempdir()) <= _LONGEST_FOLDER
+        self._folder = Path(tempfile.mkdtemp(prefix="rlmesh-", dir=None if roomy else "/tmp"))
         shell = ["/bin/sh", "-c", _REAPER, "rlmesh-reaper", str(self._folder), str(SEGMENTS / self._prefix)]
         # A session of its own: Ctrl-C must not end it.
         self._reaper = subprocess.Popen(shell, stdin=subprocess.PIPE, start_new_session=True)
