@@ -6,7 +6,10 @@ import asyncio
 import functools
 import inspect
 import math
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -34,13 +37,14 @@ class RewardActor(Actor):
 
     def __init__(self, config: RewardConfig):
         self._config = config
-        # An ordinary function gets a thread, so that a slow one is noticed; one after the other, as it would expect.
+        self._name = f"reward.function: {config.function}"
+        # An ordinary function gets a thread, so that a slow one is noticed; one call after the other, as it would expect.
         self._thread, self._turn = ThreadPoolExecutor(1), asyncio.Lock()
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Import the function. Raises: RecipeError naming `reward.function`."""
-        self._function = import_path(self._config.function, "reward.function")
+        self._function = functools.partial(import_path(self._config.function, "reward.function"), **self._config.args)
 
     @concurrent_endpoint
     async def score(self, episodes: list[Episode]) -> list[float | None]:
@@ -48,28 +52,64 @@ class RewardActor(Actor):
 
         Raises: ActorFailure that names the function and the episode.
         """
-        return await together(*[self._score(episode) for episode in episodes])
+        played = [episode for episode in episodes if episode.outcome.scored and episode.turns]
+        if inspect.iscoroutinefunction(self._function.func):
+            rewards = await together(*[self._await(episode) for episode in played])
+        else:
+            rewards = await self._in_thread(played)
+        by_index = dict(zip((episode.index for episode in played), rewards, strict=True))
+        return [by_index.get(episode.index) for episode in episodes]
 
-    async def _score(self, episode: Episode) -> float | None:
-        if not (episode.outcome.scored and episode.turns):
-            return None
-        name = f"reward.function: {self._config.function}"
+    async def _await(self, episode: Episode) -> float:
+        with self._named(episode):
+            try:
+                async with asyncio.timeout(self._config.timeout_s):
+                    return self._checked(await self._function(episode), episode)
+            except TimeoutError:
+                raise self._too_slow(episode) from None
+
+    async def _in_thread(self, episodes: list[Episode]) -> list[float]:
+        """All in one call of the thread, which costs more than most rewards; the limit holds for each episode all the same."""
+        async with self._turn:
+            self._begin(0)
+            scoring = asyncio.get_running_loop().run_in_executor(self._thread, self._score_each, episodes)
+            while not scoring.done():
+                index, began = self._current
+                left_s = began + self._config.timeout_s - time.monotonic()
+                if left_s <= 0:
+                    raise self._too_slow(episodes[index])
+                await asyncio.wait({scoring}, timeout=left_s)
+            return scoring.result()
+
+    def _score_each(self, episodes: list[Episode]) -> list[float]:
+        rewards = []
+        for index, episode in enumerate(episodes):
+            self._begin(index)
+            with self._named(episode):
+                rewards.append(self._checked(self._function(episode), episode))
+        return rewards
+
+    def _begin(self, index: int) -> None:
+        self._current = index, time.monotonic()
+
+    @contextmanager
+    def _named(self, episode: Episode) -> Iterator[None]:
+        """Errors of the user's function name it and the episode."""
         try:
-            value = await self._value(episode)
-        except TimeoutError:
-            raise ActorFailure(
-                f"{name} took longer than {self._config.timeout_s:g} s on episode {episode.id}"
-            ) from None
+            yield
+        except ActorFailure:
+            raise
         except Exception as error:
-            raise ActorFailure(f"{name} failed on episode {episode.id}: {type(error).__name__}: {error}") from error
+            raise ActorFailure(
+                f"{self._name} failed on episode {episode.id}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _checked(self, value: Any, episode: Episode) -> float:
         if not isinstance(value, Real) or not math.isfinite(value):  # numpy's scalars are real numbers too
-            raise ActorFailure(f"{name} returned {value!r} for episode {episode.id}, where a finite number is needed")
+            raise ActorFailure(
+                f"{self._name} returned {value!r} for episode {episode.id}, where a finite number is needed"
+            )
         return float(value)
 
-    async def _value(self, episode: Episode) -> Any:
-        call = functools.partial(self._function, episode, **self._config.args)
-        if inspect.iscoroutinefunction(self._function):
-            async with asyncio.timeout(self._config.timeout_s):
-                return await call()
-        async with self._turn, asyncio.timeout(self._config.timeout_s):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+    def _too_slow(self, episode: Episode) -> ActorFailure:
+        return ActorFailure(f"{self._name} took longer than {self._config.timeout_s:g} s on episode {episode.id}")
