@@ -145,3 +145,5 @@ def test_what_goes_wrong_while_running_ends_the_run(tmp_path, override, message)
     [said] = re.findall(r"^rlmesh: .*", errors, re.MULTILINE | re.DOTALL)
     assert message in said
     assert not left
+    assert not (tmp_path / "run" / "recipe.yaml").exists()  # it may be tried again under the same name
+    assert list((tmp_path / "run" / "logs").iterdir())

@@ -46,6 +46,10 @@ class RunDirectory:
             )
         _replace(self.path / "recipe.yaml", recipe_yaml(recipe))
 
+    def forget(self) -> None:
+        """Let another run begin here: this one came to nothing. Its logs stay."""
+        (self.path / "recipe.yaml").unlink()
+
     def resume(self, recipe: Recipe) -> tuple[int, Path]:
         """Take the directory to go on with its run; step and folder of the checkpoint to go on from.
 

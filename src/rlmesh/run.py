@@ -44,6 +44,7 @@ class Run:
         self.recipe, self.directory, self.console = recipe, directory, console
         self.mesh = None  # the ActorMesh, once it runs
         self.report: EvalReport | None = None  # the latest evaluation
+        self.trained = False  # a step was finished
         self.began = self._step_began = self._training_began = time.monotonic()
         self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
         self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe), self.warn)
@@ -90,7 +91,7 @@ class Run:
 
     async def finish(self, step: int, groups: list[Group]) -> None:
         """End a step: checkpoint when it is due, episodes, metrics to every backend, the console's line."""
-        recipe, done = self.recipe, step + 1
+        recipe, done, self.trained = self.recipe, step + 1, True
         if done == recipe.run.steps or (recipe.checkpoint.every and done % recipe.checkpoint.every == 0):
             with self.timed("checkpoint", step), self.directory.checkpoint(done, recipe.checkpoint.keep) as folder:
                 await self.mesh.trainer.save(str(folder))
@@ -168,16 +169,18 @@ def run(recipe: Recipe) -> None:
     console = Console(recipe.metrics.console)
     directory = RunDirectory(Path(recipe.run.dir))
     directory.begin(recipe)
+    state = None
     try:
         from rlmesh.mesh.actor_mesh import ActorMesh  # heavy; here Ctrl-C ends it at once
 
-        console.print(f"{recipe.run.name}: {recipe.run.steps} steps of {recipe.algorithm.name}, in {directory.path}")
         state = Run(recipe, directory, console)
-        try:
-            asyncio.run(_until_stopped(_run(state, ActorMesh(recipe, console.waiting))))
-        finally:
-            state.close()
+        console.print(f"{recipe.run.name}: {recipe.run.steps} steps of {recipe.algorithm.name}, in {directory.path}")
+        asyncio.run(_until_stopped(_run(state, ActorMesh(recipe, console.waiting))))
     finally:
+        if state:
+            state.close()
+        if not (state and state.trained):  # what failed at its start may be started again under the same name
+            directory.forget()
         directory.close()
 
 
