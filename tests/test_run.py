@@ -153,14 +153,15 @@ def test_export_is_an_ordinary_model_folder(finished, tmp_path):
     )
     model, tokenizer = (cls.from_pretrained(tmp_path / "out") for cls in (AutoModelForCausalLM, AutoTokenizer))
     chat = [{"role": "user", "content": "You have 14 (hard). Dealer shows 10. Hit or stand?"}]
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)[
-        "input_ids"
-    ]
-    answers = torch.softmax(model(ids).logits[0, -1], -1)[tokenizer.convert_tokens_to_ids(["▁hit", "▁stand"])]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = tokenizer.convert_tokens_to_ids(["▁hit", tokenizer.eos_token])
+    ids = torch.cat([prompt["input_ids"], torch.tensor([answer])], dim=1)
+    chances = torch.softmax(model(ids).logits[0, -3:-1], -1)  # of what stands at the last two places
     states = json.loads((directory / "eval" / "blackjack.json").read_text())["states"]
     [state] = [s for s in states if (s["total"], s["soft"], s["dealer"]) == (14, False, 10)]
-    # The exported weights are the last ones, which were evaluated: the answer is the same, up to its end token.
-    assert answers[0].item() == pytest.approx(state["p_hit"], abs=0.05)
+    # The exported weights are the last ones, which were evaluated.
+    p_hit = chances[0, answer[0]] * chances[1, answer[1]]
+    assert p_hit.item() == pytest.approx(state["p_hit"], abs=1e-5)
 
 
 OTHER = [
