@@ -25,11 +25,12 @@ class Supervision:
     def __enter__(self) -> Supervision:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[ActorFailure] = self._loop.create_future()
-        self._before, monarch.actor.unhandled_fault_hook = monarch.actor.unhandled_fault_hook, self._on_failure
+        monarch.actor.unhandled_fault_hook = self._on_failure
         return self
 
     def __exit__(self, *error) -> None:
-        monarch.actor.unhandled_fault_hook = self._before
+        # Monarch reports late what was killed at the end, and its own hook would end this process over it.
+        monarch.actor.unhandled_fault_hook = _too_late
 
     async def guard(self, work: Coroutine) -> Any:
         """Do the work until it is done, or until a process dies. Raises: ActorFailure that names the actor."""
@@ -58,3 +59,7 @@ class Supervision:
     def _fail(self, failure: ActorFailure) -> None:
         if not self._failed.done():
             self._failed.set_result(failure)
+
+
+def _too_late(failure: MeshFailure) -> None:
+    log.debug("after the end: %s", failure.report())
