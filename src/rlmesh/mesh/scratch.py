@@ -15,7 +15,7 @@ from rlmesh.segments import PREFIX_VARIABLE, SEGMENTS, own_prefix
 
 # Outlives a run that is killed: its input ends when the run does. Processes of the run that are still dying may write
 # something after the first time.
-_REAPER = 'cat >/dev/null; for wait in 0 3 9; do sleep $wait; rm -rf -- "$1" "$2"*; done'
+_REAPER = 'cat >/dev/null; for wait in 0 3 7; do sleep $wait; rm -rf -- "$1" "$2"*; done'
 
 # vLLM makes sockets with names of 36 characters there, and the path of a socket has at most 107.
 _LONGEST_FOLDER = 50
