@@ -15,7 +15,7 @@ from rlmesh.cli import main
 
 ROOT = Path(__file__).parents[1]
 BLACKJACK = str(ROOT / "configs" / "blackjack.yaml")
-QUICK = ["rollout.groups_per_step=2", "rollout.group_size=2", "warm_start.steps=1", "eval.name=''", "env.retries=1"]
+QUICK = ["rollout.groups_per_step=4", "rollout.group_size=2", "warm_start.steps=1", "eval.name=''", "env.retries=1"]
 
 # What can be known before anything is started.
 BEFORE = {
