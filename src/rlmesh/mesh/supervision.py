@@ -50,7 +50,11 @@ class Supervision:
         log.debug("%s", failure.report())
         name = failure.mesh_name or ""
         actor = name.partition("-")[0]
-        if actor.lower() in ("logger", "setup", "spmdactor"):  # Monarch's own companions of every actor; the actor itself is reported too
+        if actor.lower() in (
+            "logger",
+            "setup",
+            "spmdactor",
+        ):  # Monarch's own companions of every actor; the actor itself is reported too
             return
         self._loop.call_soon_threadsafe(
             self._fail, ActorFailure(f"{actor}: its process died; its log is the last word on why")
