@@ -6,7 +6,11 @@ from rlmesh.rollout.types import Completion, Episode, Group, Task, Turn
 def turn(prompt, tokens, logprobs=None, version=0, reward=0.0, finish="stop"):
     logprobs = [-0.1 * (i + 1) for i in range(len(tokens))] if logprobs is None else logprobs
     return Turn(
-        "observation", list(prompt), Completion(list(tokens), logprobs, finish, version, version), "action", reward
+        "observation",
+        list(prompt),
+        Completion(list(tokens), logprobs, finish, [version] * len(tokens)),
+        "action",
+        reward,
     )
 
 

@@ -36,3 +36,15 @@ def slow_and_not_async(episode):
 def takes_its_time(episode):
     time.sleep(0.1)
     return 1.0
+
+
+async def asynchronous_and_blocking(episode):
+    time.sleep(3)
+
+
+def exits(episode):
+    raise SystemExit("no more")
+
+
+async def exits_asynchronously(episode):
+    raise SystemExit("no more")

@@ -66,6 +66,13 @@ BEFORE = {
         ["placement.actors.trainer.gpus_of=polcy"],
         "placement.actors.trainer.gpus_of: 'polcy' is no ac",
     ),
+    "name of a directory above": (["run.name=.."], "run.name: '..' is not a name for a directory"),
+    "name with a path": (["run.name=/tmp/x"], "run.name: '/tmp/x' is not a name for a directory"),
+    "text that is none": (["run.name=\udcff"], "'run.name=\\udcff': an override is text in UTF-8"),
+    "nothing filled in": (["model.source=???"], "model.source: a value is needed in place of '???'"),
+    "seed too large": ([f"run.seed={2**64}"], f"run.seed: {2**64} must be below"),
+    "too many": (["placement.actors.rollout.replicas=100000"], "placement.actors.rollout.replicas: 100000 must be at"),
+    "evaluation's arguments": (["eval.args.states=12"], "eval.args: blackjack failed: TypeError: "),
     "not an override": (["run.steps"], "'run.steps': an override is key=value"),
     "no evaluation": (["eval.name=blakjack"], "eval.name: 'blakjack' is none of blackjack; did you mean 'blackjack'?"),
 }

@@ -175,6 +175,47 @@ def test_stacks_of_a_copied_run(capsys, tmp_path):
     assert capsys.readouterr().err == f"rlmesh: {tmp_path}: no process is using it; the run has ended\n"
 
 
+def test_a_damaged_file_of_episodes_is_named(capsys, tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.begin(check_recipe(Recipe(run=RunConfig(dir=str(tmp_path)))))
+    directory.close()
+    path = tmp_path / "rollouts" / "step_0.jsonl"
+    for content in ('{"group": 0}\n{"gro', "[]\n[]\n"):
+        path.write_text(content)
+        assert exit_code("rollouts", str(tmp_path)) == 1
+        assert capsys.readouterr().err.startswith(f"rlmesh: {path}, line ")
+
+
+def test_an_export_into_the_runs_own_checkpoints_is_refused(capsys, tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.begin(check_recipe(Recipe(run=RunConfig(dir=str(tmp_path / "run")))))
+    with directory.checkpoint(5, keep=2) as folder:
+        (folder / "model").mkdir()
+    directory.close()
+    assert exit_code("export", str(tmp_path / "run"), str(tmp_path / "run" / "checkpoints" / "step_5" / "out")) == 1
+    assert "is inside of the run's own checkpoints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["file/run", "x" * 300])
+def test_a_directory_that_cannot_be_made_is_named(capsys, tmp_path, place):
+    (tmp_path / "file").touch()
+    assert exit_code("run", BLACKJACK, f"run.dir={tmp_path / place}") == 1
+    assert capsys.readouterr().err.startswith(f"rlmesh: run.dir: cannot write {tmp_path / place}: ")
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback():
+    command = f"{sys.executable} -m rlmesh.cli run {BLACKJACK} --dry-run | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("run:\n", "")
+
+
+def test_a_working_directory_that_is_gone_is_one_sentence(tmp_path):
+    command = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir ../gone && {sys.executable} -m rlmesh.cli stacks x"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("rlmesh: ")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["run"], ["run", BLACKJACK, "--dry"], ["exprot"], ["export", "a"]])
 def test_a_wrong_command_ends_with_2(arguments, capsys):
     assert exit_code(*arguments) == 2

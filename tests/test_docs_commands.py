@@ -29,7 +29,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def commands(text: str) -> list[str]:
     """The lines of a block that are commands, without their remarks; a `\\` at the end joins two lines."""
     lines = text.replace("\\\n", " ").splitlines()
-    return [line.split("  #")[0].strip() for line in lines if re.match(r"(\.venv/bin/|make |git |python )", line)]
+    return [line.strip() for line in lines if re.match(r"(\.venv/bin/|make |git |python )", line)]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_what_a_page_says_works(page, workspace):
         for command in commands(text) if not language else []:
             if command.startswith(SKIPPED):
                 continue
-            words = shlex.split(re.sub(r"--steps \d+", "--steps 2", command))
+            words = shlex.split(re.sub(r"--steps \d+", "--steps 2", command), comments=True)
             if "rlmesh.run" in words and "--dry-run" not in words:
                 words += SMALL
             run(words, workspace)

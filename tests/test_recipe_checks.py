@@ -249,3 +249,16 @@ def test_a_tracker_that_is_not_installed_is_named(problems, monkeypatch):
     assert problems("metrics.wandb=true", "metrics.trackio=true") == [
         "metrics.wandb: the package 'wandb' is not installed"
     ]
+
+
+def test_batch_invariant_kernels_need_a_gpu_and_torchtitans_their_package(problems):
+    for key in ("policy.engine.batch_invariant", "trainer.batch_invariant"):
+        assert f"{key}: these kernels need a GPU, and the actor has none (placement.actors)" in problems(f"{key}=true")
+    on_gpus = [
+        "placement.hosts.local.gpus=2",
+        *(f"placement.actors.{actor}.gpus=1" for actor in ("policy", "trainer")),
+    ]
+    assert problems("policy.engine.batch_invariant=true", *on_gpus) == []
+    assert problems("trainer.batch_invariant=true", *on_gpus) == [
+        "trainer.batch_invariant: the package 'batch_invariant_ops' is not installed"
+    ]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import orjson
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,13 +33,8 @@ def rlmesh(*arguments, **options):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "short"
-    before = set(psutil.pids())
     done = rlmesh("configs/blackjack.yaml", *SMALL, f"run.dir={directory}")
     assert done.returncode == 0, done.stdout + done.stderr
-    left = [
-        p for p in psutil.process_iter(["name"]) if p.pid not in before and p.name().startswith(("rlmesh:", "VLLM"))
-    ]
-    assert not left
     return directory, done.stdout
 
 
@@ -99,12 +93,13 @@ def test_episodes_are_kept_as_they_were_sampled(finished):
         assert sum(episode["advantage"] for episode in group) == pytest.approx(0, abs=1e-6)
 
 
-def test_the_trainer_starts_from_what_the_policy_server_samples_with(finished):
-    """At step 0 both have version 0: their logprobs of the same tokens are the same."""
+def test_at_every_step_policy_server_and_trainer_compute_the_same_for_the_same_weights(finished):
     directory, _ = finished
-    first = orjson.loads((directory / "metrics.jsonl").read_bytes().splitlines()[0])
-    assert first["mismatch_kl/max"] < 1e-9
-    assert first["ratio/max"] == pytest.approx(1, abs=1e-4)
+    rows = [orjson.loads(line) for line in (directory / "metrics.jsonl").read_bytes().splitlines()][:4]
+    assert all(row["mismatch_logprob/max_abs"] <= 5e-6 and row["mismatch_kl/max"] < 1e-10 for row in rows)
+    # The first step trains on tokens of its own version, so that the ratio is 1; older weights made later ones' tokens.
+    assert rows[0]["ratio/max"] == pytest.approx(1, abs=1e-4)
+    assert max(row["ratio/max"] for row in rows) > 1.001
 
 
 def test_the_resolved_recipe_runs_again(finished):

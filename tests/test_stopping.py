@@ -38,6 +38,7 @@ class StartedRun:
             stderr=(folder / "stderr").open("wb"),
             text=True,
             env={**os.environ, "TMPDIR": str(self.temporary)},
+            process_group=0,
         )
         self._stderr, self._segments = folder / "stderr", f"rlmesh-*-{self.process.pid}-*"
         self._family: dict[int, psutil.Process] = {}
@@ -60,9 +61,15 @@ class StartedRun:
         raise AssertionError(f"the run ended before it said '{line}': {self.errors}")
 
     def stop(self, number: signal.Signals, times: int = 1) -> None:
-        self.process.send_signal(number)
+        self._send(number)
         for _ in range(times - 1):
             time.sleep(0.5)
+            self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT:  # as a terminal does
+            os.killpg(self.process.pid, number)
+        else:
             self.process.send_signal(number)
 
     def kill(self, title: str) -> None:

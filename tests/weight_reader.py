@@ -1,4 +1,4 @@
-"""An actor that reads weights in a process of its own."""
+"""An actor that reads and writes weights in a process of its own."""
 
 from monarch.actor import Actor, endpoint
 
@@ -7,3 +7,7 @@ class Reader(Actor):
     @endpoint
     async def fetch(self, store, version):
         return await store.fetch(version)
+
+    @endpoint
+    async def publish(self, store, version, weights):
+        await store.publish(version, weights)

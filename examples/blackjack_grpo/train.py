@@ -86,7 +86,8 @@ async def train(mesh: ActorMesh, steps: int, seed: int) -> None:
         batch = collate(groups := await play(mesh, step, seeds))
         batch = batch.with_ref_logprobs(await mesh.ref_model.score(batch))
         coefficients = {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.3 * left}
-        stats = await mesh.trainer.forward_backward(batch, "train.clipped_policy_gradient", coefficients)
+        output = await mesh.trainer.forward_backward(batch, "train.clipped_policy_gradient", coefficients)
+        stats = output.metrics
         await mesh.trainer.optim_step(2e-4 + (2e-3 - 2e-4) * left)
         await publish(mesh, version=step + 1)
         returns = [episode.reward for group in groups for episode in group.episodes if episode.reward is not None]

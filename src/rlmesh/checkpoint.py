@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,15 +36,22 @@ class RunDirectory:
 
     def begin(self, recipe: Recipe) -> None:
         """Take the directory for a new run and save the resolved recipe in it."""
-        for name in ("logs", "rollouts", "checkpoints", "eval", "plots"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
-        self._take()
-        if (self.path / "recipe.yaml").exists():
+        try:
+            for name in ("logs", "rollouts", "checkpoints", "eval", "plots"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+            self._take()
+            if (self.path / "recipe.yaml").exists():
+                self.close()
+                raise RLMeshError(
+                    f"run.dir: {self.path} holds a run already; choose another run.name or run.dir, or remove it"
+                )
+            _replace(self.path / "recipe.yaml", recipe_yaml(recipe))
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a path of the file system's own rules: its rights, its lengths, its letters
             self.close()
-            raise RLMeshError(
-                f"run.dir: {self.path} holds a run already; choose another run.name or run.dir, or remove it"
-            )
-        _replace(self.path / "recipe.yaml", recipe_yaml(recipe))
+            raise RLMeshError(f"run.dir: cannot write {self.path}: {error}") from error
 
     def forget(self) -> None:
         """Let another run begin here: this one came to nothing. Its logs stay."""
@@ -83,6 +90,13 @@ class RunDirectory:
         aside.write_bytes(lines)
         aside.replace(path)
 
+    def write_mismatch(self, step: int, tokens: Iterable[Mapping]) -> Path:
+        """`mismatch/step_N.jsonl`: one line for each token on which policy server and trainer disagree."""
+        path = self.path / "mismatch" / f"step_{step}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"".join(orjson.dumps(token, option=orjson.OPT_APPEND_NEWLINE) for token in tokens))
+        return path
+
     @contextmanager
     def checkpoint(self, step: int, keep: int) -> Iterator[Path]:
         """A folder to write a checkpoint into; it becomes `checkpoints/step_N` when the block ends without an error."""
@@ -119,6 +133,8 @@ class RunDirectory:
     def export(self, out: Path, step: int | None = None) -> int:
         """Copy a checkpoint's model to `out`, the newest one by default. Returns its step."""
         out, model = out.resolve(), self.model(step)
+        if out.is_relative_to((self.path / "checkpoints").resolve()):
+            raise RLMeshError(f"{out} is inside of the run's own checkpoints; export to another place")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RLMeshError(f"{out} is not empty, and nothing is overwritten")
         aside = out.with_name(f".{out.name}.partial")

@@ -1,4 +1,4 @@
-"""The command line: `rlmesh run`, `eval`, `export`, `rollouts`, `stacks`. Errors are one sentence, without a traceback."""
+"""The command line: `rlmesh run`, `eval`, `export`, `drift`, `rollouts`, `stacks`. Errors are one sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -14,6 +14,7 @@ import typer
 
 from rlmesh.errors import RecipeError, RLMeshError
 from rlmesh.recipe import Recipe, load_recipe, recipe_yaml
+from rlmesh.stopping import interruptible
 
 _SHOWN_GROUPS = 2  # of a step, unless one is asked for
 
@@ -38,9 +39,9 @@ def run(
     if dry_run:
         print_dry_run(loaded)
         return
-    from rlmesh.run import run as run_recipe  # heavy: Monarch and what the run needs
-
     with _stoppable():
+        from rlmesh.run import run as run_recipe  # heavy: what the run needs
+
         run_recipe(loaded)
 
 
@@ -66,16 +67,37 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a run's checkpoint, the model that it began with, or any model."""
-    from rlmesh.evaluate import evaluate as evaluate_model  # heavy: Monarch and transformers
     from rlmesh.metrics.console import Console
 
     console = Console()
     with _stoppable():
+        from rlmesh.evaluate import evaluate as evaluate_model  # heavy: Monarch and transformers
+
         report = evaluate_model(target, recipe, step, console)
     for table in report.tables:
         console.print(table)
     for name, value in report.metrics.items():
         console.print(f"{name}: {value:.4f}")
+
+
+@app.command()
+def drift(
+    recipe: Annotated[Path, typer.Argument(help="the recipe (YAML)")],
+    overrides: Annotated[
+        Optional[list[str]], typer.Argument(help="key=value, for example policy.engine.dtype=bfloat16")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="how many sampled tokens are compared, about")] = 2000,
+) -> None:
+    """Measure how far the logprobs of a recipe's policy server are from its trainer's, for the same weights."""
+    from rlmesh.metrics.console import Console
+
+    loaded, console = load_recipe(recipe, overrides or []), Console()
+    with _stoppable():
+        from rlmesh.drift import drift as measure  # heavy: Monarch
+        from rlmesh.drift import table
+
+        comparisons = measure(loaded, tokens, console)
+    console.print(table(loaded, comparisons))
 
 
 @app.command()
@@ -137,21 +159,46 @@ def print_dry_run(recipe: Recipe) -> None:
     Console().print(table)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exit code 0: done; 2: the recipe or the command is wrong; 130: stopped by Ctrl-C; 143: by SIGTERM; 1: anything else."""
-    sys.path.insert(0, os.getcwd())  # a reward, a loss or an evaluator may lie in the working directory
+def program(arguments: Sequence[str] | None = None) -> None:
+    """`main` as a process of its own."""
+    code = 0
     try:
+        main(arguments)
+    except SystemExit as end:
+        code = end.code or 0
+    if "monarch" in sys.modules:
+        from rlmesh.mesh.scratch import leave
+
+        leave()
+        # All is stopped, written and closed; what Monarch does at Python's exit now and then aborts the process.
+        with suppress(OSError):  # nobody may be reading any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and do what it says. Ends with SystemExit, code 0: done; 2: the recipe or the command is wrong; 130: stopped by Ctrl-C; 143: by SIGTERM; 1: anything else."""
+    try:
+        sys.path.insert(0, os.getcwd())  # a reward, a loss or an evaluator may lie in the working directory
         app(args=arguments)
     except RecipeError as error:
         _fail(error, 2)
     except RLMeshError as error:
         _fail(error, 1)
+    except BrokenPipeError:  # whoever was reading has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        _fail(f"{error.filename or 'this machine'}: {error.strerror or error}", 1)
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
     try:
-        yield
+        with interruptible():
+            yield
     except KeyboardInterrupt as stop:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one would break off what the libraries do at exit
             signal.signal(number, signal.SIG_IGN)
@@ -165,4 +212,4 @@ def _fail(error: RLMeshError | str, code: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rlmesh import evals
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
 from rlmesh.checkpoint import RunDirectory
@@ -21,6 +22,7 @@ from rlmesh.metrics.console import Console
 from rlmesh.models.source import resolve_model
 from rlmesh.recipe import Recipe, load_recipe
 from rlmesh.rollout.render import Renderer
+from rlmesh.stopping import interruptible, until_stopped
 
 
 def evaluate(target: str, recipe_path: Path | None, step: int | None, console: Console) -> EvalReport:
@@ -30,7 +32,7 @@ def evaluate(target: str, recipe_path: Path | None, step: int | None, console: C
 
     Raises: RLMeshError when there is no such model, or the recipe has no evaluation.
     """
-    with TemporaryDirectory(prefix="rlmesh-eval-") as scratch:
+    with interruptible(), TemporaryDirectory(prefix="rlmesh-eval-") as scratch:
         run = Path(target)
         if (run / "recipe.yaml").exists():
             recipe = load_recipe(run / "recipe.yaml")
@@ -45,7 +47,7 @@ def evaluate(target: str, recipe_path: Path | None, step: int | None, console: C
             model = resolve_model(recipe.model, Path(scratch) / "model", recipe.run.seed)
         console.print(f"{recipe.eval.name} evaluation of {model}")
         log_dir = run / "logs" if (run / "logs").is_dir() else Path(scratch)
-        return asyncio.run(_evaluate(recipe, model, log_dir, console))
+        return asyncio.run(until_stopped(_evaluate(recipe, model, log_dir, console)))
 
 
 async def _evaluate(recipe: Recipe, model: Path, log_dir: Path, console: Console) -> EvalReport:
@@ -56,18 +58,18 @@ async def _evaluate(recipe: Recipe, model: Path, log_dir: Path, console: Console
         return [renderer.first_prompt(text) for text in observations], [renderer.answer(text) for text in answers]
 
     with Supervision() as supervision, Scratch():
-        policy = _spawn_policy(recipe, model, log_dir)
+        policy = _spawn_policy(recipe, model, log_dir, supervision.name("policy"))
         with console.waiting("policy server (vLLM)"):
             await supervision.guard(policy.setup())
-        return await supervision.guard(evaluator.evaluate(ask(render, policy.score)))
+        return await supervision.guard(evals.evaluate(evaluator, recipe.eval.name, ask(render, policy.score)))
 
 
-def _spawn_policy(recipe: Recipe, model: Path, log_dir: Path) -> Service:
+def _spawn_policy(recipe: Recipe, model: Path, log_dir: Path, name: str) -> Service:
     one = replace(recipe.placement.actors.policy, replicas=1, gpus_of="")
     placement = replace(recipe.placement, actors=replace(recipe.placement.actors, policy=one))
     [plan] = plan_placement(placement, ["policy"])["policy"]
     launch = {"OMP_NUM_THREADS": str(one.threads), **policy_environment(recipe.policy)}
     procs = Hosts(placement).spawn("eval_policy_0", one.hosts, plan, launch, log_dir)
     arguments = (recipe.policy, str(model), recipe.model.max_length, recipe.rollout.temperature)
-    actor = procs.spawn("policy_0", PolicyServer, *arguments)
+    actor = procs.spawn(name, PolicyServer, *arguments)
     return Service("PolicyServer", [actor], max(recipe.policy.request_timeout_s, recipe.policy.start_timeout_s) + 10)

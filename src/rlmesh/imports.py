@@ -1,9 +1,10 @@
 """Anything swappable in a recipe is an import path: `my_package.my_module.my_function`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
-from rlmesh.errors import RecipeError
+from rlmesh.errors import RecipeError, RLMeshError
 
 
 def import_path(path: str, key: str) -> Callable:
@@ -15,7 +16,20 @@ def import_path(path: str, key: str) -> Callable:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise RecipeError(f"{key}: cannot import '{path}': there is no module '{error.name}'") from error
+    except (Exception, SystemExit) as error:  # whatever the module does when it is imported
+        raise RecipeError(f"{key}: cannot import '{path}': {type(error).__name__}: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:
         raise RecipeError(f"{key}: module '{module_name}' has no '{name}'") from None
+
+
+@contextmanager
+def running(path: str, key: str) -> Iterator[None]:
+    """Whatever goes wrong in the block is the fault of the code that the recipe's key names. Raises: RecipeError that says so."""
+    try:
+        yield
+    except RLMeshError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"{key}: {path} failed: {type(error).__name__}: {error}") from error

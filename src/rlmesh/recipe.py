@@ -39,7 +39,7 @@ class RunConfig:
     """The run as a whole."""
 
     name: str = option("run", "name of the run")
-    seed: int = option(0, "every random number of the run follows from it", ge=0)
+    seed: int = option(0, "every random number of the run follows from it", ge=0, lt=2**63)
     steps: int = option(150, "training steps", ge=1)
     dir: str = option("runs/${run.name}", "run directory, relative to the working directory")
 
@@ -143,6 +143,10 @@ def _with_extended(path: Path, chain: list[Path]) -> list[tuple[Path, dict[str, 
 
 
 def _parse_override(override: str) -> dict[str, Any]:
+    try:
+        override.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+        raise RecipeError(f"{override!r}: an override is text in UTF-8") from None
     key, separator, _ = override.partition("=")
     if not separator or not all(key.split(".")):
         raise RecipeError(f"'{override}': an override is key=value, for example run.steps=10")
@@ -162,6 +166,8 @@ def _merge(general: Any, special: Any) -> Any:
 def _shape_problems(value: Any, hint: Any, path: str) -> list[str]:
     """A sentence for every key that the schema does not have and for every value of the wrong type."""
     where, arguments = path.removesuffix("."), get_args(hint)
+    if value == "???":  # OmegaConf's word for what is still to be filled in
+        return [f"{where}: a value is needed in place of '???'"]
     if isinstance(value, str) and "${" in value:  # a reference: its type shows when it is filled in
         return []
     if type(None) in arguments:

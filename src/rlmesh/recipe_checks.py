@@ -20,11 +20,12 @@ from rlmesh.evals import EVALUATORS
 from rlmesh.losses import POLICY_LOSSES
 from rlmesh.losses.advantages import ADVANTAGES
 from rlmesh.mesh.plan import plan_placement
-from rlmesh.models.folder import architecture_problem, read_config
+from rlmesh.models.folder import architecture_problem, check_folder, read_config
 from rlmesh.recipe import Recipe
 
 _OPERATORS = {"ge": ("at least", lambda v, x: v >= x), "gt": ("above", lambda v, x: v > x)}
 _OPERATORS |= {"le": ("at most", lambda v, x: v <= x), "lt": ("below", lambda v, x: v < x)}
+_LONGEST_NAME = 200  # bytes; file systems take 255
 
 
 def needed_actors(recipe: Recipe) -> list[str]:
@@ -45,6 +46,7 @@ def recipe_problems(recipe: Recipe) -> list[str]:
     found += _import_problems(recipe)
     found += _tracker_problems(recipe)
     found += _combination_problems(recipe)
+    found += _batch_invariance_problems(recipe)
     found += _model_problems(recipe)
     found += _placement_problems(recipe)
     return found
@@ -122,6 +124,18 @@ def _tracker_problems(recipe: Recipe) -> Iterator[str]:
     for tracker in ("wandb", "trackio"):
         if getattr(recipe.metrics, tracker) and _find_module(tracker) is None:
             yield f"metrics.{tracker}: the package '{tracker}' is not installed"
+
+
+def _batch_invariance_problems(recipe: Recipe) -> Iterator[str]:
+    placed = recipe.placement.actors
+    for key, actor, wanted in (
+        ("policy.engine.batch_invariant", placed.policy, recipe.policy.engine.batch_invariant),
+        ("trainer.batch_invariant", placed.trainer, recipe.trainer.batch_invariant),
+    ):
+        if wanted and not (actor.gpus or actor.gpus_of):
+            yield f"{key}: these kernels need a GPU, and the actor has none (placement.actors)"
+    if recipe.trainer.batch_invariant and _find_module("batch_invariant_ops") is None:
+        yield "trainer.batch_invariant: the package 'batch_invariant_ops' is not installed"
 
 
 def _import_problem(key: str, name: str, known: list[str]) -> str | None:
@@ -243,10 +257,14 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
     ):
         if not text:
             yield f"{key}: it must not be empty"
+        elif not text.isprintable():
+            yield f"{key}: {text!r} has characters that cannot be printed"
+    if (name := recipe.run.name) in (".", "..") or "/" in name or len(name.encode()) > _LONGEST_NAME:
+        yield f"run.name: {name!r} is not a name for a directory (no '/', at most {_LONGEST_NAME} bytes)"
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:
-    """What the model's config.json says, where there is one: the recipe's own copy, or that of a model folder."""
+    """What the model's files say, where they are: the recipe's own copy of config.json, and the model's folder."""
     model = recipe.model
     folder = Path(model.source).expanduser()
     key, path = ("model.config", Path(model.config)) if model.config else ("model.source", folder / "config.json")
@@ -254,11 +272,12 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         return
     try:
         hf = read_config(path, key)
+        if problem := architecture_problem(hf):
+            raise RecipeError(f"{key}: {path} {problem}")
+        if folder.is_dir():
+            check_folder(folder)
     except RecipeError as error:
         yield str(error)
-        return
-    if problem := architecture_problem(hf):
-        yield f"{key}: {path} {problem}"
         return
     ranks, heads = recipe.trainer.parallelism.tensor_parallel, hf["num_key_value_heads"]
     if heads % ranks:

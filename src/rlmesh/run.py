@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING
 import orjson
 
 from rlmesh.checkpoint import RunDirectory
-from rlmesh.evals import EvalReport, ask, resolve_evaluator
+from rlmesh.evals import EvalReport, ask, evaluate, resolve_evaluator
+from rlmesh.imports import running
 from rlmesh.metrics import Metrics
 from rlmesh.metrics.backends import make_backends
 from rlmesh.metrics.busy import intersection, length, merged
@@ -25,6 +25,7 @@ from rlmesh.metrics.plots import plot_learning_curve
 from rlmesh.metrics.warnings import Watch
 from rlmesh.recipe import Recipe, check_recipe
 from rlmesh.rollout.types import Group
+from rlmesh.stopping import interruptible, until_stopped
 from rlmesh.tasks import together
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 class Run:
     """A run's bookkeeping around its loop: step metrics, evaluation, checkpoints, console and the run directory.
 
-    >>> async for step in run.steps():                      # doctest: +SKIP
+    >>> async for step in run.steps(served.reach):                      # doctest: +SKIP
     ...     with run.timed("train", step):
-    ...         run.record(step, await mesh.trainer.forward_backward(batch, "grpo", coefficients))
+    ...         run.record(step, (await mesh.trainer.forward_backward(batch, "grpo", coefficients)).metrics)
     ...     await run.finish(step, groups)
     """
 
@@ -48,7 +49,7 @@ class Run:
         self.began = self._step_began = self._training_began = time.monotonic()
         self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
         self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe), self.warn)
-        self._watch = Watch()
+        self._watch = Watch(recipe.algorithm.mismatch.warn_above)
         self._evaluator = resolve_evaluator(recipe.eval.name, recipe.eval.args) if recipe.eval.name else None
 
     def record(self, step: int, metrics: Metrics | Mapping[str, float]) -> None:
@@ -73,18 +74,23 @@ class Run:
         if done == total or done % max(1, total // 5) == 0:
             self.console.print(f"  {what}: {done}/{total} | loss {stats['loss']:.3f}")
 
-    async def steps(self) -> AsyncIterator[int]:
-        """The steps to train; evaluates the policy that a step begins with when it is due, and the last one at the end."""
+    async def steps(self, served: Callable[[int], Awaitable[None]]) -> AsyncIterator[int]:
+        """The steps to train; evaluates the policy that a step begins with when it is due, and the last one at the end.
+
+        `served(version)` waits until the policy servers have a version, which an evaluation needs.
+        """
         steps, every = self.recipe.run.steps, self.recipe.eval.every
         for step in range(steps):
             self._step_began = time.monotonic()
             if step == 0 or (every and step % every == 0):
+                await served(step)
                 with self.timed("eval", step):
                     await self._evaluate(step)
             if step == 0:
                 self._training_began = time.monotonic()
                 self.console.print(f"  first training step {self._training_began - self.began:.1f} s after the start")
             yield step
+        await served(steps)
         if self._evaluator:
             await self._evaluate(steps)
             self._write(steps)
@@ -130,7 +136,8 @@ class Run:
             (path / "eval" / f"{self.recipe.eval.name}.json").write_bytes(
                 orjson.dumps(self.report.data, option=orjson.OPT_INDENT_2)
             )
-            self._evaluator.plot(self.report, path / "plots" / f"{self.recipe.eval.name}.png")
+            with running(self.recipe.eval.name, "eval.name"):
+                self._evaluator.plot(self.report, path / "plots" / f"{self.recipe.eval.name}.png")
         if self.recipe.metrics.jsonl:
             plot_learning_curve(path / "metrics.jsonl", path / "plots" / "learning_curve.png", references)
         took = duration(time.monotonic() - self.began)
@@ -153,7 +160,8 @@ class Run:
 
     async def _evaluate(self, step: int) -> None:
         if self._evaluator:
-            self.report = await self._evaluator.evaluate(ask(self.mesh.rollout.render, self.mesh.policy.score))
+            asking = ask(self.mesh.rollout.render, self.mesh.policy.score)
+            self.report = await evaluate(self._evaluator, self.recipe.eval.name, asking)
             self.record(step, self.report.metrics)
             shown = ", ".join(f"{name.rpartition('/')[2]} {value:.4f}" for name, value in self.report.metrics.items())
             self.console.print(f"  evaluation of version {step}: {shown}")
@@ -166,16 +174,20 @@ def run(recipe: Recipe) -> None:
     argument says which); nothing is left running then.
     """
     recipe = check_recipe(recipe)
-    console = Console(recipe.metrics.console)
     directory = RunDirectory(Path(recipe.run.dir))
     directory.begin(recipe)
-    state = None
+    with interruptible():
+        _run_in(directory, recipe)
+
+
+def _run_in(directory: RunDirectory, recipe: Recipe) -> None:
+    state, console = None, Console(recipe.metrics.console)
     try:
         from rlmesh.mesh.actor_mesh import ActorMesh  # heavy; here Ctrl-C ends it at once
 
         state = Run(recipe, directory, console)
         console.print(f"{recipe.run.name}: {recipe.run.steps} steps of {recipe.algorithm.name}, in {directory.path}")
-        asyncio.run(_until_stopped(_run(state, ActorMesh(recipe, console.waiting))))
+        asyncio.run(until_stopped(_run(state, ActorMesh(recipe, console.waiting))))
     finally:
         if state:
             state.close()
@@ -193,31 +205,7 @@ async def _run(run: Run, mesh: ActorMesh) -> None:
     run.conclude()
 
 
-async def _until_stopped(work: Coroutine) -> None:
-    """Do the work; the first SIGINT or SIGTERM cancels it, and later ones cannot disturb what it does then to end."""
-    task, got = asyncio.ensure_future(work), []
-
-    def stop(number: signal.Signals) -> None:
-        if not got:
-            task.cancel()
-        got.append(number)
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not got:
-            raise
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-    if got:
-        raise KeyboardInterrupt(got[0])
-
-
 if __name__ == "__main__":
-    from rlmesh.cli import main
+    from rlmesh.cli import program
 
-    main(["run", *sys.argv[1:]])
+    program(["run", *sys.argv[1:]])

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rlmesh.checkpoint import RunDirectory
 from rlmesh.errors import RLMeshError
+from rlmesh.models.folder import read_tokenizer
 from rlmesh.recipe import load_recipe
 
 _REPEATED = 120  # characters of a prompt that are shown again
@@ -31,9 +32,12 @@ def read_rollouts(run: Path, step: int | None) -> tuple[int, dict[int, list[Reco
     if step not in files:
         raise RLMeshError(f"{run} has no episodes of step {step}; it has {_listed(files)}")
     groups: defaultdict[int, list[Record]] = defaultdict(list)
-    for line in files[step].read_bytes().splitlines():
-        record = orjson.loads(line)
-        groups[record["group"]].append(record)
+    for number, line in enumerate(files[step].read_bytes().splitlines(), start=1):
+        try:
+            record = orjson.loads(line)
+            groups[record["group"]].append(record)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RLMeshError(f"{files[step]}, line {number}: it is not an episode ({error})") from error
     return step, dict(groups)
 
 
@@ -46,14 +50,12 @@ def pick_group(groups: dict[int, list[Record]], group: int) -> dict[int, list[Re
 
 def prompt_decoder(run: Path) -> Callable[[list[int]], str]:
     """Tokens to text, by the tokenizer of the run's own model."""
-    from tokenizers import Tokenizer
-
     source = Path(load_recipe(run / "recipe.yaml").model.source).expanduser()
     folders = [run / "model", source, *sorted(run.glob("checkpoints/step_*/model"))]
-    path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").exists()), None)
-    if path is None:
+    folder = next((folder for folder in folders if (folder / "tokenizer.json").exists()), None)
+    if folder is None:
         return lambda tokens: f"({len(tokens)} tokens; there is no tokenizer in {run} before its first checkpoint)"
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = read_tokenizer(folder)
     return lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
 
 

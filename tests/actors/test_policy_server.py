@@ -10,14 +10,15 @@ import numpy as np
 import psutil
 import pytest
 import reference
-from spawning import IMPORTABLE, spawn_proc
+from spawning import IMPORTABLE, serve_policy, spawn_proc
 
-from rlmesh.actors.config import PolicyServerConfig
+from rlmesh.actors.config import EngineConfig, PolicyServerConfig
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
 from rlmesh.errors import ActorFailure
 from rlmesh.mesh.service import Service
 from rlmesh.rollout.types import GenerateRequest
+from rlmesh.weights.config import WeightsConfig
 
 PROMPT = [6 + i % 12 for i in range(40)]  # longer than a block of the prefix cache
 TOLERANCE = 5e-6
@@ -108,36 +109,53 @@ async def test_no_two_streams_are_the_same(policy):
     assert len({tuple(sample.tokens) for group in groups for sample in group}) == 32
 
 
-async def test_versions_of_requests_that_an_update_meets(any_policy, request):
-    """Token by token: were they made by the weights that the versions say?"""
-    old, before = await update(any_policy, 3)
-    requests = [asking(seed=s, max_tokens=24) for s in range(600)]  # more than run at the same time
-    running = asyncio.create_task(any_policy.service.generate(requests))
+async def meet_an_update(policy):
+    """Requests that an update meets; transformers' model of each version, and the samples."""
+    old, before = await update(policy, 3)
+    # More than run at the same time, some of several samples, some short enough to have ended before.
+    requests = [asking(seed=s, n=1 + s % 3, max_tokens=4 + s % 24) for s in range(400)]
+    running = asyncio.create_task(policy.service.generate(requests))
     await asyncio.sleep(0.1)
-    new, after = await update(any_policy, 4)
-    samples = [sample for [sample] in await running]
-    [[later]] = await any_policy.service.generate([requests[0]])
-    assert (later.min_version, later.max_version) == (after, after)
+    new, after = await update(policy, 4)
+    groups = await running
+    assert [len(group) for group in groups] == [request.n for request in requests]
+    [[later]] = await policy.service.generate([requests[0]])
+    assert set(later.versions) == {after}
+    return {before: old, after: new}, [sample for group in groups for sample in group]
 
-    switched = 0
+
+def check_versions(policy, models, samples):
+    """Token by token: were they made by the weights that the versions say?"""
     for sample in samples:
-        by_old = distance(any_policy, old, sample, sample.logprobs) < TOLERANCE
-        by_new = distance(any_policy, new, sample, sample.logprobs) < TOLERANCE
-        first_new = int(by_old.argmin()) if not by_old.all() else len(by_old)
-        assert by_new[first_new:].all()  # old weights up to somewhere, new ones from there
-        used = {before} if first_new > 0 else set()
-        used |= {after} if first_new < len(by_old) else set()
-        assert {sample.min_version, sample.max_version} >= used
-        switched += len(used) == 2
-    assert {s.max_version for s in samples} == {before, after}  # or the update met none of them
+        away = {version: distance(policy, model, sample, sample.logprobs) for version, model in models.items()}
+        assert max(away[version][i] for i, version in enumerate(sample.versions)) < TOLERANCE
+        assert sample.versions == sorted(sample.versions)
+        assert len(sample.versions) == len(sample.tokens)
+    # Or the update met none of them, or nobody could tell one version from the other.
+    assert {sample.max_version for sample in samples} == set(models)
+    assert max(away.values(), key=np.max).max() > 100 * TOLERANCE
+
+
+async def test_each_token_that_an_update_meets_has_the_version_that_made_it(any_policy, request):
+    models, samples = await meet_an_update(any_policy)
+    check_versions(any_policy, models, samples)
+    switched = sum(sample.min_version != sample.max_version for sample in samples)
     assert (switched > 0) == (request.node.callspec.params["any_policy"] == "policy")  # `wait` lets them finish first
+
+
+@pytest.mark.slow
+async def test_an_update_that_aborts_has_requests_begin_anew(untied):
+    async for policy in serve_policy(untied, 1.0, {2}, WeightsConfig(pause="abort"), EngineConfig(), sleep=False):
+        models, samples = await meet_an_update(policy)
+        check_versions(policy, models, samples)
+        assert all(sample.min_version == sample.max_version for sample in samples)
 
 
 async def test_corrupted_weights_are_refused_and_the_old_ones_served_on(policy):
     model, version = await update(policy, 5)
     broken = next(policy.versions)
-    manifest = await policy.store.publish(broken, reference.weights_of(reference.perturbed(policy.model_path, 6)))
-    with open(manifest.location, "r+b") as segment:
+    await policy.store.publish(broken, reference.weights_of(reference.perturbed(policy.model_path, 6)))
+    with open((await policy.store.manifest(broken)).parts[0].location.path, "r+b") as segment:
         segment.seek(1000)
         segment.write(b"\xff\xff\xff\xff")
     with pytest.raises(ActorFailure, match=f"version {broken} does not have the checksum"):
@@ -223,3 +241,39 @@ async def test_a_sleeping_engine_serves_nothing_until_it_wakes(policy, cool_poli
     assert await waiting == [before]
     with pytest.raises(ActorFailure, match=r"sleep needs policy\.sleep: true"):
         await policy.service.sleep()
+
+
+@pytest.mark.parametrize(
+    "prompt, options, complaint",
+    [
+        ([], {}, "a prompt has 0 tokens, and 1 to 63 can be served"),
+        ([5] * 64, {}, "a prompt has 64 tokens, and 1 to 63 can be served"),
+        ([5, 10**6], {}, "a prompt has token 1000000, which is none of the model's"),
+        ([5, -1], {}, "a prompt has token -1, which is none of the model's"),
+        ([5], {"n": 0}, "a request's n must be at least 1, not 0"),
+        ([5], {"max_tokens": 0}, "a request's max_tokens must be at least 1, not 0"),
+        ([5], {"seed": -1}, "a request's seed must be at least 0, not -1"),
+    ],
+)
+async def test_what_the_model_cannot_be_asked_is_refused_and_the_server_lives_on(policy, prompt, options, complaint):
+    request = GenerateRequest(prompt, **{"n": 1, "seed": 0, "max_tokens": 2, **options})
+    with pytest.raises(ActorFailure, match=complaint):
+        await policy.service.generate([request])
+    if not options:
+        with pytest.raises(ActorFailure, match=complaint):
+            await policy.service.score([prompt], [[5]])
+    [[completion]] = await policy.service.generate([GenerateRequest([5], n=1, seed=0, max_tokens=1)])
+    assert len(completion.tokens) == 1
+
+
+@pytest.mark.parametrize(
+    "completions, complaint",
+    [
+        ([[]], "a completion has 0 tokens, and 1 to 62"),
+        ([[5] * 63], "a completion has 63 tokens, and 1 to 62"),
+        ([[5], [5]], "1 prompts cannot have 2"),
+    ],
+)
+async def test_completions_that_cannot_be_scored_are_refused(policy, completions, complaint):
+    with pytest.raises(ActorFailure, match=complaint):
+        await policy.service.score([[5, 6]], completions)

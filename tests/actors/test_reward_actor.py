@@ -46,6 +46,8 @@ async def test_a_lost_episode_is_not_scored(scorer):
         ("reward_functions.returns_none", "returned None for episode 0-0, where a finite number is needed"),
         ("reward_functions.returns_nan", "returned nan for episode 0-0"),
         ("reward_functions.raises", "failed on episode 0-0: KeyError: 'total'"),
+        ("reward_functions.exits", "failed on episode 0-0: SystemExit: no more"),
+        ("reward_functions.exits_asynchronously", "failed on episode 0-0: SystemExit: no more"),
     ],
 )
 async def test_a_bad_reward_names_the_function_and_the_episode(scorer, function, message):
@@ -53,7 +55,7 @@ async def test_a_bad_reward_names_the_function_and_the_episode(scorer, function,
         await (await scorer(function)).score(group([None]).episodes)
 
 
-@pytest.mark.parametrize("function", ["slow", "slow_and_not_async"])
+@pytest.mark.parametrize("function", ["slow", "slow_and_not_async", "asynchronous_and_blocking"])
 async def test_a_slow_reward_is_not_waited_for(scorer, function):
     with pytest.raises(ActorFailure, match=rf"reward_functions\.{function} took longer than 0.2 s on episode 0-0"):
         await (await scorer(f"reward_functions.{function}", timeout_s=0.2)).score(group([None]).episodes)
@@ -75,3 +77,21 @@ async def test_a_function_that_does_not_import_names_the_key(scorer):
         ActorFailure, match=r"reward\.function: cannot import 'no_such_module\.f': there is no module 'no_such_module'"
     ):
         await scorer("no_such_module.f")
+
+
+@pytest.mark.parametrize(
+    "module, message",
+    [
+        ("hanging_module", r"importing it took longer than 0.2 s \(reward.start_timeout_s\)"),
+        ("exiting_module", "cannot import 'exiting_module.f': SystemExit: not today"),
+    ],
+)
+async def test_a_module_that_hangs_or_ends_the_process_names_the_key(scorer, module, message):
+    with pytest.raises(ActorFailure, match=rf"reward\.function: .*{message}"):
+        await scorer(f"{module}.f", start_timeout_s=0.2)
+
+
+async def test_an_endpoint_before_setup_says_what_to_do(proc):
+    actor = proc.spawn("reward_without_setup", RewardActor, RewardConfig())
+    with pytest.raises(ActorFailure, match=r"RewardActor: call setup first"):
+        await Service("RewardActor", [actor], limit_s=20).score(group([None]).episodes)

@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+from websockets.asyncio.server import serve
 
 from rlmesh.envs.config import EnvConfig
 from rlmesh.envs.pool import EnvFailure, EnvPool
@@ -245,3 +246,47 @@ def _runs(pid):
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+class _Says:
+    """A server that answers every request with the same words."""
+
+    def __init__(self, words: str):
+        self._words = words
+
+    async def __call__(self, connection):
+        async for _ in connection:
+            await connection.send(self._words)
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        ("no JSON", "answered a reset with something else than an observation: b'no JSON'"),
+        ("[1, 2]", "something else than an observation"),
+        ('{"type": "observation", "data": null}', "something else than an observation"),
+        (
+            '{"type": "observation", "data": {"observation": {"text": 5}, "reward": 0, "done": false, "metadata": '
+            '{"episode_id": "a", "step": 0}}}',
+            "answered a reset with observation = 5, which is no str",
+        ),
+        (
+            '{"type": "observation", "data": {"observation": {"text": ""}, "reward": "much", "done": false, "metadata": '
+            '{"episode_id": "a", "step": 0}}}',
+            "could not convert string to float: 'much'",
+        ),
+        (
+            '{"type": "observation", "data": {"observation": {"text": ""}, "reward": "nan", "done": false, "metadata": '
+            '{"episode_id": "a", "step": 0}}}',
+            "with a reward of nan",
+        ),
+        ('{"type": "observation", "data": {"observation": {}, "reward": 0}}', "its observations lack 'text'"),
+    ],
+)
+async def test_words_that_are_no_observation_are_the_environments_failure(words, complaint):
+    async with serve(_Says(words), "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with EnvPool(url, EnvConfig()) as pool, pool.lease() as session:
+            with pytest.raises(EnvFailure) as failure:
+                await session.reset()
+            assert failure.value.outcome is Outcome.ENV_ERROR and complaint in str(failure.value)

@@ -25,7 +25,7 @@ BAD = [
     (5, {"episodes/invalid": 0.8}, "could not read"),
     (3, {"errors/env_lost": 20.0}, "the environment fails often"),
     (1, {"kl": math.nan, "loss": -math.inf}, "not finite: kl, loss"),
-    (5, {"mismatch_kl/mean": 0.2}, "far from the sampled ones"),
+    (5, {"ratio/above_2": 0.3}, "twice as likely to the trainer"),
 ]
 
 

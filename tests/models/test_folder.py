@@ -53,7 +53,24 @@ def without_template(folder):
     path.write_text(json.dumps(config))
 
 
+def half(pattern):
+    def change(folder):
+        for path in folder.glob(pattern):
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    return change
+
+
 WRONG = [
+    (half("*.safetensors"), "cannot read .*model.safetensors"),
+    (half("tokenizer.json"), "cannot read .*tokenizer.json"),
+    (half("generation_config.json"), "cannot read .*generation_config.json"),
+    (changed(vocab_size="many"), "has vocab_size = 'many', where a number above 0 is needed"),
+    (changed(max_position_embeddings=None), "has max_position_embeddings = None, where a number"),
+    (
+        lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}'),
+        "cannot read .*b.safetensors",
+    ),
     (without("config.json"), r"is not a Hugging Face model folder \(it has no config.json\)"),
     (lambda folder: (folder / "config.json").write_text("{"), "cannot read .*config.json"),
     (without("*.safetensors"), r"has no weights \(\*.safetensors\)"),
@@ -74,6 +91,12 @@ def test_a_folder_that_cannot_be_used_is_refused(folder, change, complaint):
     change(folder)
     with pytest.raises(RecipeError, match=rf"model\.source: .*{complaint}"):
         resolve_model(ModelConfig(source=str(folder)), Path("unused"), seed=0)
+
+
+def test_a_folder_that_cannot_be_used_is_refused_in_a_dry_run_too(folder):
+    half("*.safetensors")(folder)
+    with pytest.raises(RecipeError, match=r"model\.source: cannot read .*model.safetensors"):
+        load_recipe(ROOT / "configs" / "blackjack.yaml", [f"model.source={folder}"])
 
 
 @pytest.mark.parametrize(

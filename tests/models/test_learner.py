@@ -11,6 +11,7 @@ from rlmesh.errors import RecipeError
 from rlmesh.models.learner import Learner
 from rlmesh.models.titan import TitanModel
 from rlmesh.rollout.batch import Batch
+from rlmesh.rollout.mismatch import ratio_metrics
 
 
 def random_batch(seed=0, count=24, masked=0.6):
@@ -61,7 +62,8 @@ def test_gradient_and_metrics_do_not_depend_on_packing_or_micro_batches(untied, 
     batch, whole, split = random_batch(), learner(untied), learner(untied, **layout)
     expected, stats = whole.forward_backward(batch, *GRPO), split.forward_backward(batch, *GRPO)
     assert (gradient(split) - gradient(whole)).norm() < 1e-5 * gradient(whole).norm()
-    assert stats == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert stats.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(stats.logprobs, expected.logprobs, atol=1e-5)
 
 
 def test_accumulated_parts_weigh_by_their_tokens(untied):
@@ -82,14 +84,14 @@ def test_tokens_outside_the_mask_have_no_effect(untied):
     other.advantages[~other.loss_mask] = 99.0
     other.ref_logprobs[~other.loss_mask] = 55.0
     first, second = learner(untied), learner(untied)
-    assert first.forward_backward(batch, *GRPO) == second.forward_backward(other, *GRPO)
+    assert first.forward_backward(batch, *GRPO).metrics == second.forward_backward(other, *GRPO).metrics
     assert torch.equal(gradient(first), gradient(second))
 
 
 def test_the_denominator_counts_exactly_the_masked_tokens(untied):
     """Truncated or not, a token is in the numerator and in the denominator or in neither."""
     batch = random_batch()
-    stats = learner(untied).forward_backward(batch, "cross_entropy", {})
+    stats = learner(untied).forward_backward(batch, "cross_entropy", {}).metrics
     scores = learner(untied).score(batch)
     assert stats["loss"] == pytest.approx(-scores[batch.loss_mask].mean(), rel=1e-5)
 
@@ -99,23 +101,26 @@ def test_with_its_own_logprobs_the_ratio_is_one_at_any_temperature(untied):
     for temperature in (0.7, 1.3):
         mine = learner(untied, temperature)
         batch.logprobs[:] = mine.score(batch)
-        stats = mine.forward_backward(batch, "grpo", {"kl_coef": 0.0})
-        assert stats["ratio/max"] == pytest.approx(1, abs=1e-5)
-        assert stats["mismatch_kl/max"] < 1e-8
+        output = mine.forward_backward(batch, "grpo", {"kl_coef": 0.0})
+        assert ratio_metrics(batch, output.logprobs) == pytest.approx(
+            {"ratio/max": 1, "ratio/min": 1, "ratio/above_2": 0, "ratio/below_half": 0}, abs=1e-5
+        )
+        np.testing.assert_array_equal(output.logprobs[~batch.loss_mask], 0)
 
 
 def test_entropy_is_that_of_the_distribution(untied):
     batch, model = random_batch(count=1, masked=1.0), reference.load(untied)
     log_softmax = torch.log_softmax(model(torch.from_numpy(batch.tokens)[None]).logits[0, :-1], -1)
     expected = -(log_softmax.exp() * log_softmax).sum(-1).mean().item()
-    assert learner(untied).forward_backward(batch, "cross_entropy", {})["entropy"] == pytest.approx(expected, rel=1e-5)
+    metrics = learner(untied).forward_backward(batch, "cross_entropy", {}).metrics
+    assert metrics["entropy"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_steps_of_cross_entropy_learn(untied):
     mine, batch = learner(untied), random_batch()
     losses = []
     for _ in range(20):
-        losses.append(mine.forward_backward(batch, "cross_entropy", {})["loss"])
+        losses.append(mine.forward_backward(batch, "cross_entropy", {}).metrics["loss"])
         mine.optim_step(lr=1e-2)
     assert losses[-1] < 0.7 * losses[0]
 
@@ -166,7 +171,7 @@ def test_what_is_saved_is_an_ordinary_model_folder(name, request, tmp_path):
 def test_a_gradient_that_is_not_finite_is_not_a_step(untied):
     mine, batch = learner(untied), random_batch()
     before = {name: tensor.clone() for name, tensor in mine.titan.hf_state_dict().items()}
-    batch.advantages[batch.loss_mask] = np.inf
+    batch.advantages[batch.loss_mask] = 3e38  # finite, and its square is not
     mine.forward_backward(batch, *GRPO)
     with pytest.raises(FloatingPointError, match="gradient's norm is"):
         mine.optim_step(lr=1e-3)
@@ -208,3 +213,36 @@ def test_a_llama_is_transformers_too(tmp_path):
     tokens = batch.tokens[begin:end].tolist()
     expected = np.r_[0.0, reference.logprobs(model, tokens[:1], tokens[1:]).numpy()]
     np.testing.assert_allclose(scores[begin:end], np.where(batch.loss_mask[begin:end], expected, 0), atol=1e-5)
+
+
+def test_numbers_that_are_not_finite_never_reach_the_gradient(untied):
+    a_learner = learner(untied)
+    for name in ("logprobs", "advantages", "ref_logprobs"):
+        batch = random_batch()
+        place = int(np.flatnonzero(batch.loss_mask)[3])
+        getattr(batch, name)[place] = np.nan
+        with pytest.raises(ValueError, match=rf"{name} of token {place} is nan, and 1 are not finite in all"):
+            a_learner.forward_backward(batch, *GRPO)
+    batch = random_batch()
+    batch.tokens[2] = a_learner.titan.vocab_size
+    with pytest.raises(ValueError, match="are not all of the model's"):
+        a_learner.forward_backward(batch, *GRPO)
+    assert all(p.grad is None for p in a_learner.titan.model.parameters())
+
+
+@pytest.mark.parametrize("missing", ["advantages", "ref_logprobs"])
+def test_a_loss_names_what_the_batch_lacks(untied, missing):
+    batch = random_batch()
+    setattr(batch, missing, None)
+    with pytest.raises(RecipeError, match=f"algorithm.loss: grpo failed: ValueError: the loss needs {missing}"):
+        learner(untied).forward_backward(batch, *GRPO)
+
+
+@pytest.mark.parametrize("lr", [float("nan"), float("inf"), -1e-3])
+def test_a_learning_rate_that_is_none_is_refused_and_changes_nothing(untied, lr):
+    a_learner, batch = learner(untied), random_batch()
+    before = a_learner.score(batch)
+    a_learner.forward_backward(batch, *GRPO)
+    with pytest.raises(ValueError, match="the learning rate must be a finite number of at least 0"):
+        a_learner.optim_step(lr)
+    np.testing.assert_array_equal(a_learner.score(batch), before)

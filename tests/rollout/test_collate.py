@@ -41,6 +41,12 @@ def test_logprobs_belong_to_their_tokens():
         assert dict(zip(tokens.tolist(), logprobs.tolist(), strict=True)) == pytest.approx(expected)
 
 
+def test_versions_belong_to_their_tokens():
+    batch = collate(with_advantages(group([1.0, 0.0], turns=[turn([5, 6], [7, 8, EOS])])))
+    batch.versions[3] = 1
+    assert batch.select(np.array([1, 0])).versions.tolist() == [-1, -1, 0, 0, 0, -1, -1, 0, 1, 0]
+
+
 def test_the_mask_is_set_when_a_token_is_made_not_inferred_from_its_id():
     # The policy may sample the pad token or the end of sequence; they are trained on like any other token.
     batch = collate(with_advantages(group([1.0, 0.0], turns=[turn([EOS, PAD], [PAD, EOS])])))
@@ -73,7 +79,7 @@ def test_nothing_to_train_on_is_an_error_not_an_empty_batch():
 
 
 def test_logprobs_of_another_length_are_refused():
-    with pytest.raises(ValueError, match="2 tokens, 1 logprobs"):
+    with pytest.raises(ValueError, match="'tokens': 2, 'logprobs': 1, 'versions': 2"):
         list(episode_samples(Episode("e", 0, turns=[turn([5], [7, EOS], [-0.1])])))
 
 

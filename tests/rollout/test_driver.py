@@ -30,7 +30,7 @@ async def episode(pool, model, answers, max_length=256, **options):
     async def sample(turn, prompt):
         prompts.append(prompt)
         tokens = renderer.answer(answers[min(turn, len(answers) - 1)])[:4]
-        return Completion(tokens, [-0.5] * len(tokens), "stop", 0, 0)
+        return Completion(tokens, [-0.5] * len(tokens), "stop", [0] * len(tokens))
 
     async with pool.lease() as session:
         reset = {"seed": 3, "deal_seed": 22, "rules": "gym_sab"}

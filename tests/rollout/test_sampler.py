@@ -12,7 +12,7 @@ def recorder(requests, delay_s=0.0):
     async def generate(batch):
         requests.extend(batch)
         await asyncio.sleep(delay_s)
-        return [[Completion([i], [0.0], "stop", 0, 0) for i in range(request.n)] for request in batch]
+        return [[Completion([i], [0.0], "stop", [0]) for i in range(request.n)] for request in batch]
 
     return generate
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from monarch.actor import ActorError
 from weight_reader import Reader
 
 from rlmesh.errors import ActorFailure
@@ -27,9 +26,10 @@ def weights(fill=0.0):
     }
 
 
-@pytest.fixture(params=["auto", "torchstore"])
+@pytest.fixture(params=["auto", "auto_across_hosts", "shared_memory", "rdma", "torchstore"])
 async def store(request):
-    store = await WeightStore.start(WeightsConfig(transport=request.param))
+    transport, _, across_hosts = request.param.partition("_across_")
+    store = await WeightStore.start(WeightsConfig(transport=transport), across_hosts=bool(across_hosts))
     yield store
     await store.stop()
     assert not list(Path("/dev/shm").glob(f"{store._name}*"))
@@ -39,6 +39,17 @@ async def store(request):
 def reader(proc, store, request):
     name = request.node.name.replace("[", "_").replace("]", "")
     return Service("Reader", [proc.spawn(f"reader_{name}", Reader)], limit_s=30)
+
+
+@pytest.fixture
+def reader_proc(proc, request):
+    name = f"reader_{abs(hash(request.node.name))}"
+    return Service("Reader", [proc.spawn(name, Reader)], limit_s=30)
+
+
+@pytest.fixture
+def writer_proc(reader_proc):
+    return reader_proc
 
 
 def same(left, right):
@@ -97,7 +108,7 @@ async def test_readers_that_acknowledge_at_the_same_time(store):
 
 
 async def test_an_unknown_reader_is_named(store):
-    with pytest.raises(ActorError, match="'nobody' acknowledges version 0, but did not register"):
+    with pytest.raises(WeightsError, match="'nobody' acknowledges version 0, but did not register"):
         await store.acknowledge("nobody", 0)
 
 
@@ -108,28 +119,115 @@ async def test_a_version_is_published_once(store):
 
 
 async def test_bytes_that_changed_are_refused(store, reader):
-    manifest = await store.publish(0, weights(1.0))
-    if not manifest.location.startswith("/dev/shm"):
-        pytest.skip("TorchStore's own memory cannot be reached from here")
-    with open(manifest.location, "r+b") as segment:
+    await store.publish(0, weights(1.0))
+    [part] = (await store.manifest(0)).parts
+    if not part.location.path:
+        pytest.skip("the memory of another process cannot be reached from here")
+    with open(part.location.path, "r+b") as segment:
         segment.write(b"\xff")
     with pytest.raises(ActorFailure, match="version 0 does not have the checksum"):
         await reader.fetch(store, 0)
 
 
-async def test_a_writer_that_dies_half_way_publishes_nothing(store):
-    with pytest.raises(KeyError):
-        await store.publish(0, Broken(weights()))
+async def test_a_late_reader_gets_the_newest_version(store, reader):
+    with pytest.raises(ActorFailure, match="nothing has been published yet"):
+        await reader.fetch(store, None)
+    await store.register("early")
+    for version in range(3):
+        await store.publish(version, weights(version))
+        await store.acknowledge("early", version)
+    assert same(await reader.fetch(store, None), weights(2))
+
+
+async def test_a_reader_that_is_gone_keeps_nothing(store):
+    await store.register("gone")
+    await store.register("here")
+    for version in range(3):
+        await store.publish(version, weights(version))
+    await store.acknowledge("here", 2)
+    assert await store.versions() == [0, 1, 2]
+    await store.unregister("gone")
+    assert await store.versions() == [2]
+    await store.unregister("here")
+    assert await store.versions() == [2]  # the newest one stays for whoever comes
+
+
+async def test_what_is_dropped_is_not_kept_in_memory(store):
+    await store.register("only")
+    for version in range(4):
+        await store.publish(version, weights(version))
+        await store.acknowledge("only", version)
+    assert len(list(Path("/dev/shm").glob(f"{store._name}-v*"))) <= 1
+    transport = getattr(store.transport, "_rdma", None) or store.transport
+    assert len(getattr(transport, "_offered", ())) <= 2  # the newest, and the one before until the next publish
+
+
+async def test_the_probe_travels_with_the_manifest(store, reader):
+    probe = {"tokens": [1, 2], "logprobs": [-0.5], "dtype": "float32"}
+    await store.publish(0, weights(), probe)
+    assert (await store.manifest()).probe == probe
+
+
+async def test_a_writer_that_fails_half_way_publishes_nothing(store):
+    with pytest.raises(NotImplementedError):  # the second tensor has no bytes to copy
+        await store.publish(0, weights() | {"b": torch.empty(5, device="meta")})
     assert await store.versions() == []
+    assert not list(Path("/dev/shm").glob(f"{store._name}-v*"))
+    await store.publish(0, weights())
+    assert await store.versions() == [0]
 
 
-class Broken(dict):
-    """A state dict that fails when its second tensor is read for copying."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+async def test_numbers_travel_in_the_type_that_is_asked_for(reader_proc, dtype):
+    store = await WeightStore.start(WeightsConfig(transfer_dtype=dtype))
+    state = {"a": torch.randn(7, 3), "count": torch.arange(3), "b": torch.randn(4).bfloat16()}
+    await store.publish(0, state)
+    fetched = await reader_proc.fetch(store, 0)
+    target = getattr(torch, dtype)
+    assert fetched["a"].dtype == fetched["b"].dtype == target
+    assert torch.equal(fetched["a"], state["a"].to(target))
+    assert torch.equal(fetched["b"], state["b"].to(target))
+    assert torch.equal(fetched["count"], state["count"])
+    assert (await store.manifest()).dtypes == {dtype, "int64"}
+    await store.stop()
 
-    def __getitem__(self, name):
-        if name == "b":
-            raise KeyError(name)
-        return super().__getitem__(name)
+
+async def test_one_tensor_under_two_names_travels_once(reader_proc):
+    store = await WeightStore.start(WeightsConfig())
+    embedding = torch.randn(1000, 8)
+    await store.publish(0, {"embed": embedding, "head": embedding, "head_cut": embedding[:500]})
+    assert (await store.manifest()).size_bytes < 1.6 * embedding.numel() * 4
+    fetched = await reader_proc.fetch(store, 0)
+    assert torch.equal(fetched["embed"], embedding)
+    assert torch.equal(fetched["head"], embedding)
+    assert torch.equal(fetched["head_cut"], embedding[:500])
+    await store.stop()
+
+
+async def test_a_reader_on_another_host_reads_from_the_writers_memory(writer_proc, monkeypatch):
+    """This process stands for the other host: it may not look into shared memory, and reads over RDMA what another wrote."""
+    store = await WeightStore.start(WeightsConfig(), across_hosts=True)
+    await writer_proc.publish(store, 0, weights(1.5))
+    monkeypatch.setattr("rlmesh.weights.transport.host_identity", lambda: "elsewhere")
+    monkeypatch.setattr("rlmesh.weights.store.host_identity", lambda: "elsewhere")
+    monkeypatch.setattr("rlmesh.weights.transport.SharedMemory.read", None)
+    assert same(await store.fetch(), weights(1.5))
+    async with store.on_this_host(await store.manifest()) as [path]:
+        assert Path(path).name.startswith("rlmesh-")
+        assert Path(path).stat().st_size == (await store.manifest()).size_bytes
+    assert not Path(path).exists()
+    monkeypatch.undo()
+    await store.stop()
+
+
+async def test_shared_memory_of_another_host_is_refused(writer_proc, monkeypatch):
+    store = await WeightStore.start(WeightsConfig(transport="shared_memory"))
+    await writer_proc.publish(store, 0, weights())
+    monkeypatch.setattr("rlmesh.weights.transport.host_identity", lambda: "elsewhere")
+    with pytest.raises(WeightsError, match=r"weights\.transport: the bytes are in the shared memory of another host"):
+        await store.fetch()
+    monkeypatch.undo()
+    await store.stop()
 
 
 async def test_two_stores_do_not_meet(store):

@@ -21,6 +21,9 @@ class EngineConfig:
     kv_cache_gib: int = option(1, "memory for the KV cache on CPU, in GiB", ge=1)
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that the engine may take", gt=0, le=1)
     prefix_caching: bool = option(False, "reuse the KV cache of shared prompt prefixes; emptied at each weight update")
+    batch_invariant: bool = option(
+        False, "vLLM's kernels whose result does not depend on what is served beside a sequence (GPUs; slower)"
+    )
     block_size: int = option(32, "tokens in one block of the KV cache", choices=(16, 32, 64, 128))
 
 
@@ -74,6 +77,9 @@ class TrainerConfig:
     activation_checkpoint: str = option(
         "none", "recompute activations in the backward pass", choices=("none", "selective", "full")
     )
+    batch_invariant: bool = option(
+        False, "torchtitan's kernels of that kind, for logprobs that are the policy server's to the bit (GPUs; slower)"
+    )
     start_timeout_s: float = option(300.0, "limit for the trainer to be ready, in seconds", gt=0)
     step_timeout_s: float = option(1800.0, "limit for one call to the trainer, in seconds", gt=0)
 
@@ -103,3 +109,4 @@ class RewardConfig:
     function: str = option("rlmesh.rewards.episode_return", "import path of the reward function")
     args: dict[str, Any] = option(factory=dict, doc="its keyword arguments")
     timeout_s: float = option(60.0, "limit for one episode's reward, in seconds", gt=0)
+    start_timeout_s: float = option(120.0, "limit for importing the function, in seconds", gt=0)

@@ -18,5 +18,6 @@ def policy_environment(config: PolicyServerConfig) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
+        **({"VLLM_BATCH_INVARIANT": "1"} if config.engine.batch_invariant else {}),
         **({"TORCHDYNAMO_DISABLE": "1"} if config.engine.enforce_eager else {}),
     }

@@ -8,12 +8,15 @@ import time
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from monarch.actor import Actor, concurrent_endpoint, context
+from monarch.actor import concurrent_endpoint, context
 
 from rlmesh.actors.config import PolicyServerConfig
+from rlmesh.actors.needs_setup import NeedsSetup
+from rlmesh.actors.vllm_requests import Limits
+from rlmesh.actors.vllm_versions import Admission, Versions
 from rlmesh.errors import ActorFailure
 from rlmesh.models.folder import eos_token_ids
 from rlmesh.rollout.types import Completion, GenerateRequest
@@ -23,22 +26,26 @@ if TYPE_CHECKING:
     from rlmesh.weights.snapshot import Manifest
 
 _FORK_SERVER_MODULE = "rlmesh.actors.vllm_fork_server"
+# Mean distance to the trainer's logprobs of the probe, in nats. Rounding gives 1e-6 in float32 and 0.01 in bfloat16; a head that
+# was not updated, or a layer that is another one's, gives 0.1 and more.
+_PROBE_LIMIT, _PROBE_LIMIT_ROUNDED = 1e-4, 0.1
 
 
-class PolicyServer(Actor):
+class PolicyServer(NeedsSetup):
     """Tokens in; tokens, their logprobs and the policy version out.
 
-    Logprobs are those of the sampling distribution, temperature applied. Invariants: `logprobs[i]` belongs to `tokens[i]`; the
-    version changes only while the engine stands still, so that no token of a completion is older than its lowest version
-    or newer than its highest; a sample is decided by its request's seed and place alone, whatever is served beside it.
+    Logprobs are those of the sampling distribution, temperature applied. Invariants: `logprobs[i]` and `versions[i]` belong to
+    `tokens[i]`; the version changes only while the engine stands still, so that each token has exactly one; a sample is
+    decided by its request's seed and place alone, whatever is served beside it.
 
     >>> policy = proc_mesh.spawn("policy", PolicyServer, PolicyServerConfig(), "model", 64, 1.0)        # doctest: +SKIP
     >>> await policy.setup.call_one()
     >>> await policy.generate.call_one([GenerateRequest([5, 6, 7], n=2, seed=0, max_tokens=4)])
-    [[Completion(tokens=[9, 2], logprobs=[-0.7, -0.1], finish_reason='stop', min_version=0, max_version=0), ...]]
+    [[Completion(tokens=[9, 2], logprobs=[-0.7, -0.1], finish_reason='stop', versions=[0, 0]), ...]]
 
     Its process must start with `rlmesh.actors.launch.policy_environment(config)` in its environment (an ActorMesh does so).
-    Raises: ActorFailure when the engine fails or does not answer within `config.request_timeout_s`.
+    Raises: ActorFailure for what the model cannot be asked, and when the engine fails or does not answer within
+    `config.request_timeout_s`.
     """
 
     def __init__(
@@ -46,12 +53,15 @@ class PolicyServer(Actor):
     ):
         self._config, self._model_path, self._max_length = config, model_path, max_length
         self._temperature, self._pause = temperature, pause
-        self._version = 0
+        self._admission = Admission()
         self._store: WeightStore | None = None
         self._request_ids = itertools.count()
         self._running = 0
         self._busy: list[tuple[float, float]] = []
         self._updating = asyncio.Lock()
+        self._verified = asyncio.Event()
+        self._verified.set()
+        self._failure: ActorFailure | None = None
 
     @concurrent_endpoint
     async def setup(self, store: WeightStore | None = None) -> None:
@@ -120,10 +130,13 @@ class PolicyServer(Actor):
             enable_sleep_mode=self._config.sleep and current_platform.is_sleep_mode_available(),
         )
         self._engine = AsyncLLM.from_engine_args(arguments)
+        self._limits = Limits(self._engine.model_config.get_vocab_size(), self._max_length)
 
     @concurrent_endpoint
     async def generate(self, requests: list[GenerateRequest]) -> list[list[Completion]]:
         """`n` completions for each request; every token that ends a sequence for the model is honoured, and kept."""
+        for request in requests:
+            self._limits.check_request(request)
         with self._counted():
             return list(await asyncio.gather(*[self._generate(request) for request in requests]))
 
@@ -143,14 +156,13 @@ class PolicyServer(Actor):
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        first_version = self._version
-        output = await self._serve(request.prompt, sampling)
+        output, versions = await self._serve(request.prompt, sampling)
+        await self._trusted()
         return [
-            self._completion(sample, first_version)
-            for sample in sorted(output.outputs, key=lambda sample: sample.index)
+            self._completion(sample, versions) for sample in sorted(output.outputs, key=lambda sample: sample.index)
         ]
 
-    def _completion(self, sample, first_version: int) -> Completion:
+    def _completion(self, sample, versions: Versions) -> Completion:
         tokens = list(sample.token_ids)
         if not tokens or len(tokens) != len(sample.logprobs):
             raise ActorFailure(
@@ -158,80 +170,59 @@ class PolicyServer(Actor):
             )
         logprobs = [entry[token].logprob for token, entry in zip(tokens, sample.logprobs, strict=True)]
         reason = "stop" if tokens[-1] in self._eos else "length"
-        return Completion(tokens, logprobs, reason, first_version, self._version)
+        return Completion(tokens, logprobs, reason, versions.of(sample.index, len(tokens)))
 
-    async def _serve(self, prompt: list[int], sampling):
-        """One request to its end."""
-        name, output = f"{next(self._request_ids)}", None
+    async def _serve(self, prompt: list[int], sampling) -> tuple[Any, Versions]:
+        """One request to its end, and the versions that made it; one that an update aborts is made anew from its start."""
+        limit_s, name = self._config.request_timeout_s, ""
         try:
-            async with asyncio.timeout(self._config.request_timeout_s):
-                async for output in self._engine.generate({"prompt_token_ids": prompt}, sampling, name):  # noqa: B007
-                    pass
+            async with asyncio.timeout(limit_s):
+                while True:
+                    name = f"{next(self._request_ids)}"
+                    output, versions = await self._attempt(name, prompt, sampling)
+                    if all(sample.finish_reason != "abort" for sample in output.outputs):
+                        return output, versions
         except TimeoutError:
+            raise ActorFailure(f"PolicyServer: vLLM did not answer within {limit_s:g} s") from None
+
+    async def _attempt(self, name: str, prompt: list[int], sampling) -> tuple[Any, Versions]:
+        # What `AsyncLLM.generate` does for one final output; but it does not tell when the engine has the request.
+        async with self._admission.enter(name):
+            outputs = await self._engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+        try:
+            output = await outputs.get()
+        except asyncio.CancelledError:
             await self._engine.abort(name)
-            raise ActorFailure(
-                f"PolicyServer: vLLM did not answer within {self._config.request_timeout_s:g} s"
-            ) from None
-        return output
+            raise
+        finally:
+            versions = self._admission.leave(name)
+        return output, versions
 
     @concurrent_endpoint
     async def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[np.ndarray]:
         """Logprob of each token of each completion, under the sampling distribution; float32 [len(completion)] each."""
+        self._limits.check_scoring(prompts, completions)
         with self._counted():
-            if self._temperature != 1:
-                return await self._score_by_prefix(prompts, completions)
-            pairs = zip(prompts, completions, strict=True)
-            return list(
-                await asyncio.gather(*[self._score_at_once(prompt, completion) for prompt, completion in pairs])
-            )
+            scores = await self._score(self._temperature, prompts, completions)
+        await self._trusted()
+        return scores
 
-    async def _score_at_once(self, prompt: list[int], completion: list[int]) -> np.ndarray:
-        """In one pass: vLLM's logprobs of a prompt (always of temperature 1), and the last token as the one to sample."""
-        from vllm import SamplingParams
+    async def _score(self, temperature: float, prompts: list[list[int]], completions: list[list[int]]):
+        from rlmesh.actors.vllm_scoring import score
 
-        *before, last = completion
-        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, logprob_token_ids=[last], detokenize=False)
-        output = await self._serve(prompt + before, sampling)
-        entries = [*output.prompt_logprobs[len(prompt) :], output.outputs[0].logprobs[0]]
-        return np.array(
-            [entry[token].logprob for token, entry in zip(completion, entries, strict=True)], dtype=np.float32
-        )
+        async def serve(prompt: list[int], sampling):
+            return (await self._serve(prompt, sampling))[0]
 
-    async def _score_by_prefix(self, prompts: list[list[int]], completions: list[list[int]]) -> list[np.ndarray]:
-        """Each token as the one to be sampled next, where vLLM does apply the temperature; once for each prefix."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
-
-        def places(prompt: list[int], completion: list[int]) -> list[tuple[tuple[int, ...], int]]:
-            return [((*prompt, *completion[:place]), token) for place, token in enumerate(completion)]
-
-        pairs = [places(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        wanted: dict[tuple[int, ...], set[int]] = {}
-        for prefix, token in itertools.chain.from_iterable(pairs):
-            wanted.setdefault(prefix, set()).add(token)
-        logprobs: dict[tuple[tuple[int, ...], int], float] = {}
-
-        async def ask(prefix: tuple[int, ...], tokens: list[int]) -> None:
-            sampling = SamplingParams(
-                max_tokens=1, temperature=self._temperature, logprob_token_ids=tokens, detokenize=False
-            )
-            output = await self._serve(list(prefix), sampling)
-            logprobs.update({(prefix, token): entry.logprob for token, entry in output.outputs[0].logprobs[0].items()})
-
-        questions = [
-            ask(prefix, sorted(tokens)[first : first + MAX_LOGPROB_TOKEN_IDS])
-            for prefix, tokens in wanted.items()
-            for first in range(0, len(tokens), MAX_LOGPROB_TOKEN_IDS)
-        ]
-        await asyncio.gather(*questions)
-        return [np.array([logprobs[place] for place in pair], dtype=np.float32) for pair in pairs]
+        return await score(serve, temperature, prompts, completions)
 
     @concurrent_endpoint
     async def fetch(self, version: int) -> dict[str, float]:
         """Serve a published version from here on; returns the seconds that it took and that requests stood still.
 
-        With `pause: keep` running requests go on with the new weights, with `wait` they finish first. Weights that are not
-        those that were published, or not this model's, are refused and the old version is served on.
+        With `pause: keep` running requests go on with the new weights, with `wait` they finish first, with `abort` they begin
+        anew. Weights that are not those that were published, or not this model's, are refused and the old version is served
+        on; when the loaded model does not score the manifest's probe as the trainer did, the server stops: no completion that
+        it made with these weights gets out.
         """
         if self._store is None:
             raise ActorFailure("PolicyServer: fetch needs the WeightStore that setup takes")
@@ -245,39 +236,67 @@ class PolicyServer(Actor):
             check_shapes(manifest, self._shapes)
             await self._hand_over(manifest)
             paused = time.monotonic()
-            await self._load(version)
-            ended = time.monotonic()
+            self._verified.clear()
+            try:
+                await self._load(version)
+                ended = time.monotonic()
+                if manifest.probe:
+                    await self._verify(manifest)
+            except ActorFailure as failure:
+                self._failure = failure
+                raise
+            finally:
+                self._verified.set()
             await self._store.acknowledge(self._reader, version)
-        return {"fetch_s": ended - began, "paused_s": ended - paused}
+        return {"fetch_s": time.monotonic() - began, "paused_s": ended - paused}
 
     async def _hand_over(self, manifest: Manifest) -> None:
         """Give the version's bytes to vLLM's worker, which checks them; requests are served meanwhile."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        from rlmesh.segments import own_segment
-
-        own = own_segment()
-        try:
-            segment = await self._store.segment(manifest, own)
+        async with self._store.on_this_host(manifest) as segments:
             await self._engine.start_weight_update()
-            await self._engine.update_weights(
-                WeightTransferUpdateRequest({"segment": str(segment), "manifest": manifest.to_dict()})
-            )
-        finally:
-            own.unlink(missing_ok=True)  # the worker has it mapped
+            update = {"segments": segments, "manifest": manifest.to_dict()}
+            await self._engine.update_weights(WeightTransferUpdateRequest(update))
 
     async def _load(self, version: int) -> None:
-        # The engine core's own pause: `pause_generation` adds a sleep of 20 ms. The prefix cache is emptied with it.
-        await self._engine.engine_core.pause_scheduler_async(mode=self._pause, clear_cache=True)
+        core = self._engine.engine_core
         try:
-            await self._engine.finish_weight_update(weight_version=str(version))
+            async with self._admission.update(version):
+                # The engine core's own pause: `pause_generation` adds a sleep of 20 ms. The prefix cache is emptied with it.
+                await core.pause_scheduler_async(mode=self._pause, clear_cache=True)
+                self._admission.note(await core.call_utility_async("output_counts"), version)
+                await self._engine.finish_weight_update(weight_version=str(version))
+                await core.resume_scheduler_async()
         except Exception as error:
-            # The model may be neither the old nor the new one: it must not serve, and running requests end with an error.
-            self._engine.output_processor.propagate_error(error)
-            self._engine.shutdown()
-            raise ActorFailure(f"PolicyServer: stopped, because loading version {version} failed: {error}") from error
-        self._version = version
-        await self._engine.engine_core.resume_scheduler_async()
+            raise self._stopped(f"loading version {version} failed: {error}") from error
+
+    async def _verify(self, manifest: Manifest) -> None:
+        """Score the probe, beside the requests that run, and compare."""
+        probe = manifest.probe
+        tokens = probe["tokens"][: self._max_length]
+        [scores] = await self._score(1.0, [tokens[:1]], [tokens[1:]])
+        distance = float(np.abs(scores - np.array(probe["logprobs"][: len(scores)])).mean())
+        dtypes = {probe["dtype"], self._config.engine.dtype, *manifest.dtypes}
+        limit = _PROBE_LIMIT if dtypes == {"float32"} else _PROBE_LIMIT_ROUNDED
+        if not distance <= limit:
+            raise self._stopped(
+                f"the logprobs of a fixed sequence under version {manifest.version} are {distance:.2g} nats from the trainer's on average, "
+                f"more than {limit:g}: what it serves is not what was published"
+            )
+
+    async def _trusted(self) -> None:
+        """Completions wait here until the weights that made them have been verified."""
+        await self._verified.wait()
+        if self._failure:
+            raise self._failure
+
+    def _stopped(self, why: str) -> ActorFailure:
+        """Stop the engine, whose model is none that was published: running requests end with an error."""
+        failure = ActorFailure(f"PolicyServer: stopped, because {why}")
+        self._engine.output_processor.propagate_error(failure)
+        self._engine.shutdown()
+        return failure
 
     @concurrent_endpoint
     async def sleep(self) -> None:
@@ -297,7 +316,7 @@ class PolicyServer(Actor):
     @concurrent_endpoint
     async def version(self) -> int:
         """The version that is served."""
-        return self._version
+        return self._admission.version
 
     @concurrent_endpoint
     async def busy(self) -> list[tuple[float, float]]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from monarch.actor import Actor, endpoint
+from monarch.actor import endpoint
 
 from rlmesh.actors.config import ReferenceModelConfig, TrainerConfig
+from rlmesh.actors.needs_setup import NeedsSetup
 from rlmesh.errors import ActorFailure
 from rlmesh.rollout.batch import Batch
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rlmesh.weights import WeightStore
 
 
-class ReferenceModel(Actor):
+class ReferenceModel(NeedsSetup):
     """Logprobs of given tokens under frozen weights: those of the model folder, or of a published version.
 
     >>> reference = proc_mesh.spawn("ref_model", ReferenceModel, ReferenceModelConfig(), "model", 64, 1.0)  # doctest: +SKIP

@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import concurrent_endpoint
 
 from rlmesh.actors.config import RewardConfig
+from rlmesh.actors.needs_setup import NeedsSetup
 from rlmesh.errors import ActorFailure
 from rlmesh.imports import import_path
 from rlmesh.rollout.types import Episode
 from rlmesh.tasks import together
 
 
-class RewardActor(Actor):
+class RewardActor(NeedsSetup):
     """Calls `config.function(episode, **config.args) -> float` on each episode, in a process of its own.
 
     Invariant: a reward is a finite number or the run ends; a function that fails, returns nothing or is too slow is never
@@ -38,13 +39,27 @@ class RewardActor(Actor):
     def __init__(self, config: RewardConfig):
         self._config = config
         self._name = f"reward.function: {config.function}"
-        # An ordinary function gets a thread, so that a slow one is noticed; one call after the other, as it would expect.
+        # The function gets a thread, so that a slow one is noticed. An ordinary one: one call after the other, as it would
+        # expect. An async one: an event loop of its own, which it may block.
         self._thread, self._turn = ThreadPoolExecutor(1), asyncio.Lock()
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Import the function. Raises: RecipeError naming `reward.function`."""
-        self._function = functools.partial(import_path(self._config.function, "reward.function"), **self._config.args)
+        name, limit_s = self._config.function, self._config.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                function = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, import_path, name, "reward.function"
+                )
+        except TimeoutError:
+            raise ActorFailure(
+                f"{self._name}: importing it took longer than {limit_s:g} s (reward.start_timeout_s)"
+            ) from None
+        self._function = functools.partial(function, **self._config.args)
+        if inspect.iscoroutinefunction(function):
+            self._loop = asyncio.new_event_loop()
+            self._thread.submit(self._loop.run_forever)
 
     @concurrent_endpoint
     async def score(self, episodes: list[Episode]) -> list[float | None]:
@@ -61,12 +76,16 @@ class RewardActor(Actor):
         return [by_index.get(episode.index) for episode in episodes]
 
     async def _await(self, episode: Episode) -> float:
-        with self._named(episode):
-            try:
-                async with asyncio.timeout(self._config.timeout_s):
-                    return self._checked(await self._function(episode), episode)
-            except TimeoutError:
-                raise self._too_slow(episode) from None
+        async def score() -> float:
+            with self._named(episode):
+                return self._checked(await self._function(episode), episode)
+
+        scoring = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(score(), self._loop))
+        await asyncio.wait({scoring}, timeout=self._config.timeout_s)
+        if not scoring.done():
+            scoring.cancel()
+            raise self._too_slow(episode)
+        return scoring.result()
 
     async def _in_thread(self, episodes: list[Episode]) -> list[float]:
         """All in one call of the thread, which costs more than most rewards; the limit holds for each episode all the same."""
@@ -99,7 +118,7 @@ class RewardActor(Actor):
             yield
         except ActorFailure:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # `sys.exit` in a reward must not end the actor without a word
             raise ActorFailure(
                 f"{self._name} failed on episode {episode.id}: {type(error).__name__}: {error}"
             ) from error

@@ -6,8 +6,9 @@ import asyncio
 import functools
 import time
 
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import concurrent_endpoint
 
+from rlmesh.actors.needs_setup import NeedsSetup
 from rlmesh.envs.config import EnvConfig
 from rlmesh.envs.pool import EnvFailure, EnvPool
 from rlmesh.errors import ActorFailure
@@ -24,7 +25,7 @@ from rlmesh.tasks import together
 _RETRY_S = 1.0  # before an episode is played again; twice as long at each attempt
 
 
-class RolloutWorker(Actor):
+class RolloutWorker(NeedsSetup):
     """Plays groups of episodes between a PolicyServer and environment servers.
 
     Invariant: an episode that its environment lost is played again from its start, at most `env.retries` times, and is

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from rlmesh.losses.config import CorrectionConfig
 from rlmesh.schema import option
+
+
+@dataclass
+class MismatchConfig:
+    """Comparison of the policy server's logprobs with the trainer's for the same weights, at every step."""
+
+    sequences: int = option(
+        64,
+        "sequences that the policy server scores again where older weights made all of a step's tokens (0: none)",
+        ge=0,
+    )
+    warn_above: float = option(0.1, "largest distance of two logprobs, in nats, that is not worth a warning", gt=0)
+    stop_above: float = option(
+        0.0, "distance of two logprobs, in nats, that ends the run and saves the tokens in `mismatch/` (0: never)", ge=0
+    )
 
 
 @dataclass
@@ -23,6 +39,8 @@ class AlgorithmConfig:
     )
     clip_low: Any = option(0.2, "the ratio is clipped below 1 minus this", ge=0, lt=1, schedule=True)
     clip_high: Any = option(0.28, "the ratio is clipped above 1 plus this", ge=0, schedule=True)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    mismatch: MismatchConfig = field(default_factory=MismatchConfig)
     minibatches: int = option(1, "optimizer steps made from one step's groups", ge=1)
 
 

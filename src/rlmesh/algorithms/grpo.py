@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlmesh.algorithms.mismatch import Served, compare, served_logprobs
 from rlmesh.algorithms.served import ServedVersion
 from rlmesh.algorithms.warm_start import warm_start
+from rlmesh.imports import running
 from rlmesh.losses.advantages import resolve_advantage
+from rlmesh.losses.correction import correct
 from rlmesh.recipe import Recipe
 from rlmesh.rollout.batch import Batch
 from rlmesh.rollout.collate import assign_advantages, collate
@@ -38,7 +41,7 @@ async def grpo(mesh: ActorMesh, recipe: Recipe, run: Run) -> None:
         async with mesh.policy_asleep():
             await warm_start(mesh, recipe, run)
     served = ServedVersion(0)
-    await publish(mesh, version=0)
+    await publish(mesh, recipe, version=0)
     if mesh.ref_model:
         await mesh.ref_model.each("load", 0)
     await together(keep_rolling(mesh, recipe, served, run), keep_training(mesh, recipe, served, run))
@@ -67,34 +70,61 @@ async def keep_rolling(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, r
 
 
 async def keep_training(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, run: Run) -> None:
-    """Groups -> batch -> trainer -> weights -> policy."""
+    """Groups -> batch -> trainer -> weights -> policy.
+
+    The weights travel while the next step begins: its forward and backward passes do not change what is being copied.
+    """
     advantage = resolve_advantage(recipe.algorithm.advantage)
-    async for step in run.steps():
-        with run.timed("wait_for_batch", step):
-            groups = await mesh.replay_buffer.take(step, version=step, count=recipe.rollout.groups_per_step)
-        assign_advantages(groups, advantage)
-        run.record(step, rollout_metrics(groups, version=step))
-        async with mesh.policy_asleep():
-            await train(mesh, recipe, run, step, collate(groups))
-        with run.timed("weight_sync", step):
-            await publish(mesh, version=step + 1)
-        await served.advance(step + 1)
-        await run.finish(step, groups)  # metrics, evaluation, checkpoint
+
+    async def serve(version: int) -> None:
+        with run.timed("weight_sync", version):
+            paused_s = await publish(mesh, recipe, version)
+        run.record(version, {"time/policy_paused": paused_s})
+        await served.advance(version)
+
+    async with asyncio.TaskGroup() as serving:
+        async for step in run.steps(served.reach):
+            with run.timed("wait_for_batch", step):
+                groups = await mesh.replay_buffer.take(step, version=step, count=recipe.rollout.groups_per_step)
+            with running(recipe.algorithm.advantage, "algorithm.advantage"):
+                assign_advantages(groups, advantage)
+            run.record(step, rollout_metrics(groups, version=step))
+            async with mesh.policy_asleep():
+                await train(mesh, recipe, served, run, step, collate(groups))
+            serving.create_task(serve(step + 1))
+            await run.finish(step, groups)  # metrics, evaluation, checkpoint
 
 
-async def train(mesh: ActorMesh, recipe: Recipe, run: Run, step: int, batch: Batch) -> None:
-    """One step's batch: reference logprobs, and an optimizer step for each minibatch."""
+async def train(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, run: Run, step: int, batch: Batch) -> None:
+    """One step's batch: reference logprobs, correction, an optimizer step for each minibatch, and the mismatch."""
+    config = recipe.algorithm
     if mesh.ref_model:
         with run.timed("reference", step):
             batch = batch.with_ref_logprobs(await mesh.ref_model.score(batch))
-    lr = value_at(recipe.trainer.optimizer.lr, step, recipe.run.steps)
-    for number, part in enumerate(minibatches(batch, recipe, step)):
+    if config.correction.kind != "none":
+        batch, stats = correct(batch, await mesh.trainer.score(batch), config.correction)
+        run.record(step, stats)
+    parts = minibatches(batch, recipe, step)
+
+    async def score() -> Served:
+        await served.reach(step)
+        return await served_logprobs(mesh.policy, parts[0], step, config.mismatch.sequences)
+
+    # Only the first minibatch meets the weights that the policy server has; the others' have moved.
+    trained, scored = await together(descend(mesh, recipe, run, step, parts), score())
+    compare(run, step, parts[0], scored, trained, config.mismatch)
+
+
+async def descend(mesh: ActorMesh, recipe: Recipe, run: Run, step: int, parts: list[Batch]) -> np.ndarray:
+    """An optimizer step for each minibatch; returns the logprobs of the first, float32 [N]."""
+    lr, logprobs = value_at(recipe.trainer.optimizer.lr, step, recipe.run.steps), []
+    for part in parts:
         with run.timed("train", step):
-            stats = await mesh.trainer.forward_backward(part, recipe.algorithm.loss, coefficients(recipe, step))
-            if number:  # these weights have moved: only the first minibatch compares trainer and policy server
-                stats = {name: value for name, value in stats.items() if not name.startswith("mismatch_kl/")}
-            run.record(step, stats)
+            output = await mesh.trainer.forward_backward(part, recipe.algorithm.loss, coefficients(recipe, step))
+            run.record(step, output.metrics)
             run.record(step, await mesh.trainer.optim_step(lr))
+        logprobs.append(output.logprobs)
+    return logprobs[0]
 
 
 def tasks(recipe: Recipe, step: int) -> list[Task]:
@@ -126,7 +156,8 @@ def coefficients(recipe: Recipe, step: int) -> dict[str, float]:
     return {name: value_at(schedule, step, recipe.run.steps) for name, schedule in schedules.items()}
 
 
-async def publish(mesh: ActorMesh, version: int) -> None:
-    """The trainer's weights become `version`, and every policy server serves it."""
-    await mesh.trainer.publish(version)
-    await mesh.policy.each("fetch", version)
+async def publish(mesh: ActorMesh, recipe: Recipe, version: int) -> float:
+    """The trainer's weights become `version`, and every policy server serves it; returns how long one stood still, in seconds."""
+    every = recipe.weights.verify_every
+    await mesh.trainer.publish(version, probe=bool(every) and version % every == 0)
+    return max(fetched["paused_s"] for fetched in await mesh.policy.each("fetch", version))

@@ -7,6 +7,7 @@ episode goes on in another game; it has no deadline that also frees the session;
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -121,21 +122,45 @@ class EnvSession:
         except (OSError, WebSocketException) as error:
             self._in_sync = False
             raise self._failure(Outcome.ENV_LOST, f"lost at a {kind} ({type(error).__name__}: {error})") from error
-        message = orjson.loads(raw)
-        answer = message["data"]
-        if message["type"] == "error":
-            if answer.get("code") == "CAPACITY_REACHED":
-                raise _AtCapacity
-            raise self._failure(
-                Outcome.ENV_ERROR, f"refused a {kind}: {answer.get('message')} {answer.get('errors', '')}"
-            )
-        metadata = answer.get("metadata") or {}
+        return self._result(kind, raw)
+
+    def _result(self, kind: str, raw: bytes) -> StepResult:
+        """What the server's message says. Raises: EnvFailure when it is a refusal, or none of OpenEnv's messages."""
         try:
-            text, episode_id, step = answer["observation"]["text"], metadata["episode_id"], metadata["step"]
+            message = orjson.loads(raw)
+            refused, answer = message["type"] == "error", message["data"]
+            if refused and answer.get("code") == "CAPACITY_REACHED":
+                raise _AtCapacity
+            if not refused:
+                metadata = answer.get("metadata") or {}
+                result = StepResult(
+                    observation=answer["observation"]["text"],
+                    reward=float(answer["reward"] or 0.0),
+                    done=answer["done"],
+                    metadata=metadata,
+                    episode_id=metadata["episode_id"],
+                    step=metadata["step"],
+                )
         except KeyError as key:
-            message = f"its observations lack {key}: rlmesh needs `text`, and `episode_id` and `step` in the metadata"
-            raise self._failure(Outcome.ENV_ERROR, message) from None
-        return StepResult(text, float(answer["reward"] or 0.0), answer["done"], metadata, episode_id, step)
+            why = f"its observations lack {key}: rlmesh needs `text`, and `episode_id` and `step` in the metadata"
+            raise self._failure(Outcome.ENV_ERROR, why) from None
+        except (ValueError, TypeError, AttributeError) as error:
+            why = f"answered a {kind} with something else than an observation: {raw[:200]!r} ({error})"
+            raise self._failure(Outcome.ENV_ERROR, why) from None
+        if refused:
+            why = f"refused a {kind}: {answer.get('message')} {answer.get('errors', '')}"
+            raise self._failure(Outcome.ENV_ERROR, why)
+        self._check_types(kind, result)
+        return result
+
+    def _check_types(self, kind: str, result: StepResult) -> None:
+        for name, wanted in (("observation", str), ("done", bool), ("metadata", dict), ("step", int)):
+            if not isinstance(value := getattr(result, name), wanted):
+                raise self._failure(
+                    Outcome.ENV_ERROR, f"answered a {kind} with {name} = {value!r:.200}, which is no {wanted.__name__}"
+                )
+        if not math.isfinite(result.reward):
+            raise self._failure(Outcome.ENV_ERROR, f"answered a {kind} with a reward of {result.reward}")
 
     async def _connect(self) -> ClientConnection:
         # No pings: a session is silent for as long as the model generates; the deadlines find a lost server.

@@ -19,6 +19,7 @@ def grpo(
     Shao et al. 2024, "DeepSeekMath" (arXiv:2402.03300), eq. 3 and 4; the wider upper clip is DAPO's, Yu et al. 2025
     (arXiv:2503.14476). Metrics are taken before clipping.
     """
+    inputs.need("old_logprobs", "advantages", *(["ref_logprobs"] if kl_coef else []))
     log_ratio = inputs.logprobs - inputs.old_logprobs
     ratio, advantages = log_ratio.exp(), inputs.advantages
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)

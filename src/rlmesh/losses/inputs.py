@@ -16,6 +16,11 @@ class LossInputs:
     """
 
     logprobs: torch.Tensor  # under the weights that are trained, under the sampling distribution
-    old_logprobs: torch.Tensor | None = None  # as sampled
+    old_logprobs: torch.Tensor | None = None  # as sampled, or under the weights that the step began with
     advantages: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None  # under the reference model
+
+    def need(self, *names: str) -> None:
+        """Raises: ValueError that names what a loss needs and the batch does not have."""
+        if missing := [name for name in names if getattr(self, name) is None]:
+            raise ValueError(f"the loss needs {' and '.join(missing)}, which the batch does not have")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rlmesh.actors.reward_actor import RewardActor
 from rlmesh.actors.rollout_worker import RolloutWorker
 from rlmesh.actors.titan_trainer import TitanTrainer
 from rlmesh.errors import ActorFailure
-from rlmesh.mesh.plan import plan_placement
+from rlmesh.mesh.plan import ReplicaPlan, plan_placement
 from rlmesh.mesh.procs import Hosts
 from rlmesh.mesh.scratch import Scratch
 from rlmesh.mesh.service import Service
@@ -34,6 +34,7 @@ from rlmesh.weights import WeightStore
 
 log = logging.getLogger(__name__)
 _CLOSE_LIMIT_S = 10.0
+_ONE_PROC = ReplicaPlan(hosts=(0,), gpus=(((),),))
 
 Waiting = Callable[[str], AbstractContextManager]
 
@@ -42,8 +43,8 @@ class ActorMesh:
     """The recipe's job, host meshes, proc meshes and actors, from start to stop.
 
     `policy`, `trainer`, `ref_model` (None when the loss has no KL term), `replay_buffer`, `reward` and `rollout` are
-    `Service` handles: `await mesh.trainer.optim_step(lr=1e-3)` calls the actor's endpoint. What can start at the same
-    time does; stopping goes the other way round, also when a start failed half-way, and leaves nothing running.
+    `Service` handles: `await mesh.trainer.optim_step(lr=1e-3)` calls the actor's endpoint. With `actors` only those named
+    start, and the other handles are None. What can start at the same time does; stopping goes the other way round, also when a start failed half-way, and leaves nothing running.
 
     >>> async with ActorMesh(recipe) as mesh:                       # doctest: +SKIP
     ...     group, metrics = await mesh.guard(mesh.rollout.run_group(task))
@@ -58,8 +59,11 @@ class ActorMesh:
     reward: Service
     rollout: Service
 
-    def __init__(self, recipe: Recipe, waiting: Waiting = lambda what: nullcontext()):
+    def __init__(
+        self, recipe: Recipe, waiting: Waiting = lambda what: nullcontext(), actors: Sequence[str] | None = None
+    ):
         self.recipe, self._waiting = recipe, waiting
+        self._actors = needed_actors(recipe) if actors is None else list(actors)
         self._log_dir = Path(recipe.run.dir) / "logs"
         # Here and not at the start: a download can be interrupted, as long as no event loop is running.
         self.model_path = str(resolve_model(recipe.model, Path(recipe.run.dir) / "model", recipe.run.seed))
@@ -92,12 +96,13 @@ class ActorMesh:
 
     async def _start(self) -> None:
         recipe = self.recipe
-        self._plan = plan_placement(recipe.placement, needed_actors(recipe))
+        self._plan = plan_placement(recipe.placement, self._actors)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._hosts = Hosts(recipe.placement)
         self._spawn_actors()
-        self.store = await self._ready("weight store (TorchStore)", WeightStore.start(recipe.weights))
-        await self.reward.each("setup")
+        self.store = await self._ready("weight store (TorchStore)", self._start_store())
+        if self.reward:
+            await self.reward.each("setup")
         if recipe.policy.sleep:
             await self._setup_policy()  # it measures what memory is free, which the others would change meanwhile
             async with self.policy_asleep():
@@ -105,61 +110,63 @@ class ActorMesh:
         else:
             await together(self._setup_policy(), self._setup_others())
 
+    async def _start_store(self) -> WeightStore:
+        placement = self.recipe.placement
+        across_hosts = sum(hosts.count for hosts in placement.hosts.values()) > 1
+        procs = self._hosts.spawn("weight_store", placement.actors.trainer.hosts, _ONE_PROC, {}, self._log_dir)
+        store = await WeightStore.start(self.recipe.weights, across_hosts, procs)
+        self._supervision.watch(store.ledger_name, "weight store")
+        return store
+
     def _spawn_actors(self) -> None:
         """Start every proc and actor; Monarch does so in the background, the setups wait for it."""
         recipe, model, temperature = self.recipe, self.model_path, self.recipe.rollout.temperature
-        # The server's own limits say more: let them speak first.
-        policy_limit_s = max(recipe.policy.request_timeout_s, recipe.policy.start_timeout_s) + 10
-        policy_env = policy_environment(recipe.policy)
-        policy_args = (recipe.policy, model, recipe.model.max_length, temperature, recipe.weights.pause)
-        self.policy = self._spawn("policy", PolicyServer, *policy_args, limit_s=policy_limit_s, env=policy_env)
-        step_limit_s = recipe.trainer.step_timeout_s
-        self.trainer = self._spawn(
-            "trainer", TitanTrainer, recipe.trainer, model, recipe.run.seed, temperature, limit_s=step_limit_s
+        step_limit_s, take_limit_s = recipe.trainer.step_timeout_s, recipe.replay_buffer.take_timeout_s
+        # An actor's own limits say more than a limit on the call: let them speak first.
+        self.policy = self._spawn(
+            "policy",
+            PolicyServer,
+            *(recipe.policy, model, recipe.model.max_length, temperature, recipe.weights.pause),
+            limit_s=max(recipe.policy.request_timeout_s, recipe.policy.start_timeout_s) + 10,
+            env=policy_environment(recipe.policy),
         )
-        self.ref_model = None
-        if "ref_model" in self._plan:
-            self.ref_model = self._spawn(
-                "ref_model",
-                ReferenceModel,
-                recipe.ref_model,
-                model,
-                recipe.trainer.pack_length,
-                temperature,
-                limit_s=step_limit_s,
-            )
-        take_limit_s = recipe.replay_buffer.take_timeout_s
-        # The buffer's own limit names the groups that are missing: let it speak first.
+        self.trainer = self._spawn(
+            "trainer", TitanTrainer, *(recipe.trainer, model, recipe.run.seed, temperature), limit_s=step_limit_s
+        )
+        reference = (recipe.ref_model, model, recipe.trainer.pack_length, temperature)
+        self.ref_model = self._spawn("ref_model", ReferenceModel, *reference, limit_s=step_limit_s)
         self.replay_buffer = self._spawn("replay_buffer", ReplayBuffer, recipe.replay_buffer, limit_s=take_limit_s + 10)
         # The groups of a step may all wait for one RewardActor.
         episodes = recipe.rollout.group_size * recipe.rollout.groups_per_step
-        reward_limit_s = recipe.reward.timeout_s * episodes + 10
-        self.reward = self._spawn("reward", RewardActor, recipe.reward, limit_s=reward_limit_s)
-        rollout_args = (recipe.rollout, recipe.env, model, recipe.model.max_length, self.policy, self.reward)
-        self.rollout = self._spawn("rollout", RolloutWorker, *rollout_args, limit_s=take_limit_s)
-        self._env = None
-        if "env" in self._plan:
-            log_dir = str(self._log_dir.resolve())
-            self._env = self._spawn("env", EnvHost, recipe.env, log_dir, limit_s=recipe.env.start_timeout_s + 10)
+        self.reward = self._spawn("reward", RewardActor, recipe.reward, limit_s=recipe.reward.timeout_s * episodes + 10)
+        rollout = (recipe.rollout, recipe.env, model, recipe.model.max_length, self.policy, self.reward)
+        self.rollout = self._spawn("rollout", RolloutWorker, *rollout, limit_s=take_limit_s)
+        env_limit_s = recipe.env.start_timeout_s + 10
+        self._env = self._spawn("env", EnvHost, *(recipe.env, str(self._log_dir.resolve())), limit_s=env_limit_s)
 
-    def _spawn(self, actor: str, cls: type[Actor], *args, limit_s: float, env: dict[str, str] | None = None) -> Service:
-        """One Monarch actor mesh per replica, and the handle to them."""
+    def _spawn(
+        self, actor: str, cls: type[Actor], *args, limit_s: float, env: dict[str, str] | None = None
+    ) -> Service | None:
+        """One Monarch actor mesh per replica, and the handle to them; None for an actor that is not asked for."""
+        if actor not in self._plan:
+            return None
         placement = getattr(self.recipe.placement.actors, actor)
         launch = {"OMP_NUM_THREADS": str(placement.threads), "TOKENIZERS_PARALLELISM": "false", **(env or {})}
         replicas = []
         for index, plan in enumerate(self._plan[actor]):
             name = f"{actor}_{index}"
             procs = self._hosts.spawn(name, placement.hosts, plan, launch, self._log_dir)
-            replicas.append(procs.spawn(name, cls, *args))
+            replicas.append(procs.spawn(self._supervision.name(name), cls, *args))
         return Service(cls.__name__, replicas, limit_s)
 
     async def _setup_policy(self) -> None:
-        await self._ready("policy server (vLLM)", self.policy.each("setup", self.store))
+        if self.policy:
+            await self._ready("policy server (vLLM)", self.policy.each("setup", self.store))
 
     async def _setup_others(self) -> None:
         await together(
-            self._ready("trainer (torchtitan)", self._setup_trainer()),
-            self._ready("environment and rollout workers", self._setup_rollout()),
+            *([self._ready("trainer (torchtitan)", self._setup_trainer())] if self.trainer else []),
+            *([self._ready("environment and rollout workers", self._setup_rollout())] if self.rollout else []),
             *([self._ready("reference model", self.ref_model.each("setup", self.store))] if self.ref_model else []),
         )
 

@@ -7,13 +7,15 @@ from typing import Dict
 
 from rlmesh.schema import option
 
+_MANY = 4096  # a slip of the finger above this
+
 
 @dataclass
 class HostsConfig:
     """One host mesh: machines of a kind."""
 
-    count: int = option(1, "machines", ge=1)
-    gpus: int = option(0, "GPUs of each machine", ge=0)
+    count: int = option(1, "machines", ge=1, le=_MANY)
+    gpus: int = option(0, "GPUs of each machine", ge=0, le=_MANY)
 
 
 @dataclass
@@ -21,11 +23,11 @@ class ActorPlacement:
     """Where one kind of actor runs."""
 
     hosts: str = option("local", "name of the host mesh")
-    replicas: int = option(1, "copies of the actor that share the work", ge=1)
-    procs: int = option(1, "processes of one replica", ge=1)
-    gpus: int = option(0, "GPUs of one process", ge=0)
+    replicas: int = option(1, "copies of the actor that share the work", ge=1, le=_MANY)
+    procs: int = option(1, "processes of one replica", ge=1, le=_MANY)
+    gpus: int = option(0, "GPUs of one process", ge=0, le=_MANY)
     gpus_of: str = option("", "name of the actor whose GPUs it uses, instead of `gpus` of its own (see policy.sleep)")
-    threads: int = option(1, "threads of one process (OMP_NUM_THREADS)", ge=1)
+    threads: int = option(1, "threads of one process (OMP_NUM_THREADS)", ge=1, le=_MANY)
 
 
 def _placed(**defaults):

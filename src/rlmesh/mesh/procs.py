@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch._src.job.process import ProcessJob  # not exported by monarch.job in 0.7.0
 from monarch.actor import HostMesh, ProcMesh, default_bootstrap_cmd
 from monarch.job import LocalJob
@@ -54,7 +55,7 @@ class Hosts:
 
         def command(point):
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus[point.rank]))}
-            return default_bootstrap_cmd().with_env({"PYTHONPATH": _IMPORTABLE, **env, **visible})
+            return _command({"PYTHONPATH": _IMPORTABLE, **env, **visible})
 
         enter = functools.partial(_enter_proc, name, str(log_dir.resolve()))
         procs = hosts.spawn_procs({"procs": plan.procs_per_host}, bootstrap=enter, name=name, bootstrap_command=command)
@@ -75,6 +76,13 @@ class Hosts:
             await procs.stop()
         except Exception as error:  # one that died must not keep the others from stopping
             log.warning("while stopping %s: %s", name, (str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def _command(env: dict[str, str]) -> BootstrapCommand:
+    """Monarch's command for a proc, deaf to Ctrl-C: a terminal sends it to all of a run, and the controller alone acts on it."""
+    plain = default_bootstrap_cmd()
+    deaf = ["-c", 'trap \'\' INT; exec "$0" "$@"', plain.program, *plain.args]
+    return BootstrapCommand("/bin/sh", None, deaf, env)
 
 
 def _check_this_machine(placement: PlacementConfig) -> None:

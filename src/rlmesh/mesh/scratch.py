@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from rlmesh.segments import PREFIX_VARIABLE, SEGMENTS, own_prefix
 
-# Outlives a run that is killed: its input ends when the run does. Processes of the run that are still dying may write
+# Outlives the process: its input ends when that does. Processes of the run that are still dying may write
 # something after the first time.
 _REAPER = 'cat >/dev/null; for wait in 0 3 7; do sleep $wait; rm -rf -- "$1" "$2"*; done'
 
 # vLLM makes sockets with names of 36 characters there, and the path of a socket has at most 107.
 _LONGEST_FOLDER = 50
+_KILL_LIMIT_S = 3.0
+_MONARCH = ".tmp"  # how the names of its folders begin
 
 
 class Scratch:
     """While it is entered, the temporary files and the shared memory of this process and all that it starts have a place.
 
-    Invariants: at its exit what was started and still runs is killed, and the place is removed; however this process ends,
-    also by SIGKILL, the place is gone within 15 s.
+    Invariants: at its exit what was started and still runs is killed, and what is in the place is removed, but for what
+    Monarch's host in this process keeps open; however this process ends, also by SIGKILL, the place is gone within 15 s.
 
     >>> with Scratch():                                           # doctest: +SKIP
     ...     start_processes()
@@ -33,36 +39,40 @@ class Scratch:
 
     def __enter__(self) -> Scratch:
         self._before = {name: os.environ.get(name) for name in ("TMPDIR", PREFIX_VARIABLE)}
-        self._prefix = own_prefix()
-        roomy = len(tempfile.gettempdir()) <= _LONGEST_FOLDER
-        self._folder = Path(tempfile.mkdtemp(prefix="rlmesh-", dir=None if roomy else "/tmp"))
-        shell = ["/bin/sh", "-c", _REAPER, "rlmesh-reaper", str(self._folder), str(SEGMENTS / self._prefix)]
-        # A session of its own: Ctrl-C must not end it.
-        self._reaper = subprocess.Popen(shell, stdin=subprocess.PIPE, start_new_session=True)
+        self._prefix, self._folder = own_prefix(), _place_of_this_process().folder
         self._set_environment({"TMPDIR": str(self._folder), PREFIX_VARIABLE: self._prefix})
         return self
 
     def __exit__(self, *error) -> None:
         self._kill()
         self._set_environment(self._before)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for path in self._folder.iterdir():
+            if path.name.startswith(_MONARCH):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         for path in SEGMENTS.glob(f"{self._prefix}*"):
             path.unlink(missing_ok=True)
-        self._reaper.kill()
-        self._reaper.wait()
-        self._reaper.stdin.close()
 
     def _kill(self) -> None:
-        children = [child for child in psutil.Process().children() if self._is_ours(child)]
-        left = [process for child in children for process in _family(child)]
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=3)
+        """Kill what was started here; again, for one that was just starting another when it was looked at."""
+        deadline = time.monotonic() + _KILL_LIMIT_S
+        while (left := self._running()) and time.monotonic() < deadline:
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1)
+
+    def _running(self) -> list[psutil.Process]:
+        """What has this run's mark in its environment, whoever its parent is by now, and all below it."""
+        marked = [process for process in psutil.process_iter() if self._is_ours(process)]
+        return list({member.pid: member for process in marked for member in _family(process)}.values())
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get(PREFIX_VARIABLE) == self._prefix
+            return process.pid != os.getpid() and process.environ().get(PREFIX_VARIABLE) == self._prefix
         except psutil.Error:
             return False
 
@@ -73,6 +83,38 @@ class Scratch:
             if value is not None:
                 os.environ[name] = value
         tempfile.tempdir = None  # it is worked out once, from the environment
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A folder, and the process that removes it when this one has ended."""
+
+    folder: Path
+    reaper: subprocess.Popen  # holds its input open
+
+
+@functools.cache
+def _place_of_this_process() -> _Place:
+    """Made once: Monarch's host keeps its sockets there for as long as this process lives."""
+    roomy = len(tempfile.gettempdir()) <= _LONGEST_FOLDER
+    folder = Path(tempfile.mkdtemp(prefix="rlmesh-", dir=None if roomy else "/tmp"))
+    shell = ["/bin/sh", "-c", _REAPER, "rlmesh-reaper", str(folder), str(SEGMENTS / own_prefix())]
+    atexit.register(leave)
+    # A session of its own: Ctrl-C must not end it. No output: who reads this process's must see its end.
+    output = subprocess.DEVNULL
+    return _Place(
+        folder, subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
+    )
+
+
+def leave() -> None:
+    """At the end of this process: remove its place now, and not when the reaper does."""
+    if _place_of_this_process.cache_info().currsize:
+        place = _place_of_this_process()
+        shutil.rmtree(place.folder, ignore_errors=True)
+        place.reaper.kill()
+        place.reaper.wait()
+        _place_of_this_process.cache_clear()
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,9 +19,16 @@ log = logging.getLogger(__name__)
 class Supervision:
     """Hears from Monarch about failures that nobody handled; left to itself Monarch would interrupt the controller.
 
+    Only the actors that were named to it count: Monarch reports late what was killed at the end of an earlier mesh, and it
+    reports its own companions of every actor too.
+
     >>> with Supervision() as supervision:                    # doctest: +SKIP
+    ...     procs.spawn(supervision.name("trainer_0"), TitanTrainer, ...)
     ...     await supervision.guard(training())
     """
+
+    def __init__(self):
+        self._actors: dict[str, str] = {}  # name of the Monarch actor -> what a person calls it
 
     def __enter__(self) -> Supervision:
         self._loop = asyncio.get_running_loop()
@@ -29,8 +37,18 @@ class Supervision:
         return self
 
     def __exit__(self, *error) -> None:
-        # Monarch reports late what was killed at the end, and its own hook would end this process over it.
+        # Monarch's own hook would end this process over what was killed at the end.
         monarch.actor.unhandled_fault_hook = _too_late
+
+    def name(self, actor: str) -> str:
+        """A name for a Monarch actor, like no other of this process; its death ends what is guarded."""
+        name = f"{actor}_{uuid.uuid4().hex[:8]}"
+        self.watch(name, actor)
+        return name
+
+    def watch(self, name: str, actor: str) -> None:
+        """The death of the Monarch actor of this name ends what is guarded, too."""
+        self._actors[name] = actor
 
     async def guard(self, work: Coroutine) -> Any:
         """Do the work until it is done, or until a process dies. Raises: ActorFailure that names the actor."""
@@ -48,17 +66,10 @@ class Supervision:
     def _on_failure(self, failure: MeshFailure) -> None:
         """Called by Monarch, on a thread of its own."""
         log.debug("%s", failure.report())
-        name = failure.mesh_name or ""
-        actor = name.partition("-")[0]
-        if actor.lower() in (
-            "logger",
-            "setup",
-            "spmdactor",
-        ):  # Monarch's own companions of every actor; the actor itself is reported too
-            return
-        self._loop.call_soon_threadsafe(
-            self._fail, ActorFailure(f"{actor}: its process died; its log is the last word on why")
-        )
+        actor = self._actors.get((failure.mesh_name or "").partition("-")[0])
+        if actor:
+            why = f"{actor}: its process died; its log is the last word on why"
+            self._loop.call_soon_threadsafe(self._fail, ActorFailure(why))
 
     def _fail(self, failure: ActorFailure) -> None:
         if not self._failed.done():

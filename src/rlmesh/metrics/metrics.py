@@ -30,7 +30,8 @@ class Metrics:
     def __init__(self, values: Mapping[str, float] | None = None):
         self._records: dict[str, tuple[str, float, float]] = {}  # name -> reduction, value (or weighted sum), weight
         for name, value in (values or {}).items():
-            self.record(name, value, "max" if name.endswith("/max") else "mean")
+            last = name.rpartition("/")[2].partition("_")[0]
+            self.record(name, value, last if last in ("max", "min") else "mean")
 
     def record(self, name: str, value: float, reduction: str = "mean", weight: float = 1.0) -> None:
         """Add one number; `reduction` is mean, sum, max or min."""

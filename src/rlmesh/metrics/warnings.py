@@ -61,9 +61,9 @@ _RULES = [
     Rule(5, _in_all("optim/grad_norm", lambda norm: norm == 0), "the gradient has been exactly 0 for 5 steps"),
     Rule(
         5,
-        _in_all("mismatch_kl/mean", lambda kl: kl > 0.1),
-        "the trainer's logprobs have been far from the sampled ones for 5 steps (mismatch_kl/mean above 0.1): the weights move "
-        "too fast for replay_buffer.max_policy_age, or policy and trainer compute differently",
+        _in_all("ratio/above_2", lambda share: share > 0.2),
+        "for 5 steps more than a fifth of the tokens were twice as likely to the trainer as when they were sampled: the weights "
+        "move too fast for replay_buffer.max_policy_age, or policy and trainer compute differently (algorithm.correction)",
     ),
     Rule(
         5,
@@ -88,6 +88,15 @@ _RULES = [
 ]
 
 
+def _mismatch_rule(limit: float) -> Rule:
+    return Rule(
+        1,
+        _in_all("mismatch_logprob/max_abs", lambda nats: nats > limit),
+        f"for the same weights a logprob of the policy server is more than {limit:g} nats from the trainer's "
+        "(algorithm.mismatch.warn_above): they compute differently, or the weights did not arrive",
+    )
+
+
 class Watch:
     """Looks at each step's metrics and says what is going wrong, once, until it has been right again.
 
@@ -96,7 +105,8 @@ class Watch:
     [[], [], [], [], ['the gradient has been exactly 0 for 5 steps'], []]
     """
 
-    def __init__(self):
+    def __init__(self, mismatch_limit: float = math.inf):
+        self._rules = [*_RULES, _mismatch_rule(mismatch_limit)]
         self._steps: Steps = []
         self._policies: dict[
             str, list[str]
@@ -105,7 +115,7 @@ class Watch:
 
     def observe(self, metrics: Mapping[str, float], references: Mapping[str, float] | None = None) -> list[str]:
         """The warnings that begin with this step; `references` are the evaluation's known values by their names."""
-        self._steps = [*self._steps, metrics][-max(rule.count for rule in _RULES) :]
+        self._steps = [*self._steps, metrics][-max(rule.count for rule in self._rules) :]
         wrong = dict([*self._not_finite(), *self._broken_rules(), *self._traps(metrics, references or {})])
         begun = [text for name, text in wrong.items() if name not in self._wrong]
         self._wrong = set(wrong)
@@ -116,7 +126,7 @@ class Watch:
             yield "not finite", f"not finite: {', '.join(names)}"
 
     def _broken_rules(self) -> Iterator[tuple[str, str]]:
-        for count, holds, text in _RULES:
+        for count, holds, text in self._rules:
             if len(self._steps) >= count and holds(self._steps[-count:]):
                 yield text, text
 

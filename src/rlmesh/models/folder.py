@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlmesh.errors import RecipeError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # `model_type` of the architectures that the trainer knows
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # What makes two configurations the same architecture.
 _SHAPE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _SHAPE += ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings")
+_NUMBERS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_NUMBERS += ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps")
 
 
 def eos_token_ids(model_path: str | Path) -> frozenset[int]:
@@ -20,7 +25,7 @@ def eos_token_ids(model_path: str | Path) -> frozenset[int]:
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         path = Path(model_path) / name
-        ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        ids = _read_json(path, "model.source").get("eos_token_id") if path.exists() else None
         found.update([ids] if isinstance(ids, int) else ids or [])
     return frozenset(found)
 
@@ -30,6 +35,10 @@ def architecture_problem(hf: dict[str, Any]) -> str | None:
     family = hf.get("model_type")
     if family not in FAMILIES:
         return f"is a '{family}' model; the trainer knows {', '.join(FAMILIES)}"
+    for name in _NUMBERS:
+        value = hf.get(name)
+        if not (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0):
+            return f"has {name} = {value!r}, where a number above 0 is needed"
     # transformers 5 writes the scaling into `rope_parameters`, older versions into `rope_scaling`
     if hf.get("rope_scaling") or (hf.get("rope_parameters") or {}).get("rope_type", "default") != "default":
         return "uses rope scaling, which the trainer does not support"
@@ -47,14 +56,18 @@ def architecture_problem(hf: dict[str, Any]) -> str | None:
 
 def read_config(path: Path, key: str) -> dict[str, Any]:
     """A config.json. Raises: RecipeError that names the recipe's key."""
+    if not path.exists():
+        raise RecipeError(f"{key}: there is no file {path}")
+    return _read_json(path, key)
+
+
+def _read_json(path: Path, key: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise RecipeError(f"{key}: there is no file {path}") from None
     except (OSError, ValueError) as error:
         raise RecipeError(f"{key}: cannot read {path}: {error}") from error
     if not isinstance(content, dict):
-        raise RecipeError(f"{key}: {path} is not a model's config.json")
+        raise RecipeError(f"{key}: cannot read {path}: it holds no keys")
     return content
 
 
@@ -80,6 +93,8 @@ def check_folder(path: Path) -> None:
         refuse(problem)
     if not any(path.glob("*.safetensors")):
         refuse("has no weights (*.safetensors)")
+    _check_weights(path)
+    eos_token_ids(path)
     if not any((path / name).exists() for name in _TOKENIZER_FILES):
         refuse("has no tokenizer (tokenizer.json)")
     if not _has_chat_template(path):
@@ -90,17 +105,42 @@ def check_folder(path: Path) -> None:
         refuse(f"has a tokenizer of another model: token {largest} is outside of vocab_size = {config['vocab_size']}")
 
 
+def _check_weights(path: Path) -> None:
+    """Every file is there and whole: an interrupted download or copy shows here, and not in an actor."""
+    from safetensors import SafetensorError, safe_open
+
+    index = path / "model.safetensors.index.json"
+    listed = _read_json(index, "model.source").get("weight_map") if index.exists() else {}
+    if not isinstance(listed, dict):
+        raise RecipeError(f"model.source: cannot read {index}: its weight_map is no mapping")
+    for file in sorted({*path.glob("*.safetensors"), *(path / name for name in listed.values())}):
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise RecipeError(f"model.source: cannot read {file}: {error}") from error
+
+
 def _has_chat_template(path: Path) -> bool:
     if (path / "chat_template.jinja").exists() or (path / "chat_template.json").exists():
         return True
     config = path / "tokenizer_config.json"
-    return config.exists() and bool(json.loads(config.read_text()).get("chat_template"))
+    return config.exists() and bool(_read_json(config, "model.source").get("chat_template"))
 
 
 def _largest_token_id(path: Path) -> int:
     """Of tokenizer.json; -1 where the tokenizer is kept in another form."""
     if not (path / "tokenizer.json").exists():
         return -1
+    return max(read_tokenizer(path).get_vocab(with_added_tokens=True).values(), default=-1)
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer.json. Raises: RecipeError naming `model.source`."""
     from tokenizers import Tokenizer
 
-    return max(Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab(with_added_tokens=True).values(), default=-1)
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special
+        raise RecipeError(f"model.source: cannot read {path}: {error}") from error

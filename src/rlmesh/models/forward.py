@@ -69,10 +69,15 @@ def score_batch(titan: TitanModel, batch: Batch, temperature: float, row_length:
     for part in token_logprobs(titan, batch, temperature, row_length, rows):
         scores[torch.from_numpy(part.index_M)] = part.logprobs_M.cpu()
     titan.end_forward()
+    return over_ranks(titan, scores).numpy()
+
+
+def over_ranks(titan: TitanModel, values: torch.Tensor) -> torch.Tensor:
+    """The sum over the ranks that share the batch, on the CPU."""
     if _data_parallel(titan)[0] > 1:
-        scores = scores.to(titan.device)
-        dist.all_reduce(scores, group=titan.dims.get_mesh("batch").get_group())
-    return scores.cpu().numpy()
+        values = values.to(titan.device)
+        dist.all_reduce(values, group=titan.dims.get_mesh("batch").get_group())
+    return values.cpu()
 
 
 def _data_parallel(titan: TitanModel) -> tuple[int, int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +12,22 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from rlmesh.actors.config import TrainerConfig
+from rlmesh.imports import running
 from rlmesh.losses import resolve_loss
 from rlmesh.losses.inputs import LossInputs
-from rlmesh.models.forward import TokenLogprobs, score_batch, token_logprobs
+from rlmesh.models.forward import TokenLogprobs, over_ranks, score_batch, token_logprobs
 from rlmesh.models.titan import TitanModel
 from rlmesh.rollout.batch import Batch
+
+_PROBE_LENGTH = 65  # tokens: 64 of them have a logprob
+
+
+@dataclass(frozen=True)
+class ForwardBackwardOutput:
+    """What a forward and backward pass found, the same on every rank."""
+
+    metrics: dict[str, float]  # means over the batch's loss tokens
+    logprobs: np.ndarray  # float32 [N]: of the tokens in the loss mask, under the weights of this pass; 0 elsewhere
 
 
 class Learner:
@@ -26,7 +37,7 @@ class Learner:
     not depend on packing, on micro-batches or on the number of ranks.
 
     >>> learner = Learner(Path("model"), TrainerConfig(), temperature=1.0)            # doctest: +SKIP
-    >>> stats = learner.forward_backward(batch, "cross_entropy", {})
+    >>> output = learner.forward_backward(batch, "cross_entropy", {})
     >>> learner.optim_step(lr=1e-3)
     """
 
@@ -44,33 +55,35 @@ class Learner:
         adamw = default_adamw(lr=0.0, betas=tuple(options.betas), eps=options.eps, weight_decay=options.weight_decay)
         self.optimizer = adamw.build(model_parts=[self.titan.model])
 
-    def forward_backward(self, batch: Batch, loss: str, coefficients: dict[str, float]) -> dict[str, float]:
-        """Add the loss's gradient. Returns means over the batch's loss tokens, and maxima where the name says so.
+    def forward_backward(self, batch: Batch, loss: str, coefficients: dict[str, float]) -> ForwardBackwardOutput:
+        """Add the loss's gradient.
 
-        Raises: ValueError when the batch has no loss tokens; RecipeError for an unknown loss.
+        Raises: ValueError when the batch cannot be trained on; RecipeError for an unknown loss.
         """
         function, count = resolve_loss(loss), batch.num_loss_tokens
-        if count == 0:
-            raise ValueError("the batch has no tokens to train on")
+        batch.check_trainable(self.titan.vocab_size)
         sums: dict[str, float] = {}
-        maxima: dict[str, float] = {}
+        logprobs = torch.zeros(len(batch.tokens))
         for part in token_logprobs(
             self.titan, batch, self.temperature, self.config.pack_length, self.config.rows_per_micro_batch
         ):
             inputs = _loss_inputs(batch, part, self.titan.device)
-            loss_M, metrics = function(inputs, **coefficients)
+            with running(loss, "algorithm.loss"):
+                loss_M, metrics = function(inputs, **coefficients)
+                if loss_M.shape != inputs.logprobs.shape:
+                    raise ValueError(f"a loss of shape {list(loss_M.shape)} for {len(inputs.logprobs)} tokens")
             (loss_M.sum() / count + part.anchor).backward()
-            metrics |= {"loss": loss_M.detach(), "entropy": part.entropy_M}
-            if inputs.old_logprobs is not None:
-                _add_mismatch(inputs, metrics, maxima)
-            for name, value_M in metrics.items():
+            logprobs[torch.from_numpy(part.index_M)] = part.logprobs_M.detach().cpu()
+            for name, value_M in (metrics | {"loss": loss_M.detach(), "entropy": part.entropy_M}).items():
                 sums[name] = sums.get(name, 0.0) + float(value_M.sum())
-        return self._over_ranks(sums, maxima, count)
+        return ForwardBackwardOutput(self._over_ranks(sums, count), over_ranks(self.titan, logprobs).numpy())
 
     def optim_step(self, lr: float) -> dict[str, float]:
         """Clip the gradient's norm, step, and start anew. A gradient that is not finite is an error, not a step."""
         from torchtitan.distributed.utils import clip_grad_norm_
 
+        if not (np.isfinite(lr) and lr >= 0):
+            raise ValueError(f"the learning rate must be a finite number of at least 0, not {lr}")
         norm = clip_grad_norm_(list(self.titan.model.parameters()), self.config.optimizer.max_grad_norm, foreach=True)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not np.isfinite(norm):
@@ -89,6 +102,18 @@ class Learner:
             self.titan, batch, self.temperature, self.config.pack_length, self.config.rows_per_micro_batch
         )
 
+    def snapshot(self, probe: bool) -> tuple[dict[str, torch.Tensor], dict | None]:
+        """This rank's shards of the weights as they are, by their Hugging Face names, and what they make of the probe."""
+        return self.titan.hf_shards(), self._probe() if probe else None
+
+    def _probe(self) -> dict:
+        """A fixed random sequence and its logprobs at temperature 1; see `rlmesh.weights.snapshot.Manifest`."""
+        length = min(_PROBE_LENGTH, self.config.pack_length)
+        tokens = np.random.default_rng(0).integers(self.titan.vocab_size, size=length)
+        batch = Batch.from_samples([tokens], [np.arange(length) > 0])
+        scores = score_batch(self.titan, batch, 1.0, self.config.pack_length, self.config.rows_per_micro_batch)
+        return {"tokens": tokens.tolist(), "logprobs": scores[1:].tolist(), "dtype": self.config.dtype}
+
     def save(self, folder: Path) -> None:
         """`folder/model`: an ordinary Hugging Face folder; `folder/optimizer`: the moments. Every rank must call it."""
         weights = self.titan.hf_state_dict()
@@ -103,30 +128,18 @@ class Learner:
         self.titan.load_hf(read_safetensors(folder / "model"))
         dcp.load({"optimizer": self.optimizer}, checkpoint_id=str(folder / "optimizer"))
 
-    def _over_ranks(self, sums: dict[str, float], maxima: dict[str, float], count: int) -> dict[str, float]:
-        if dist.get_world_size() > 1 and (mesh := self.titan.dims.get_optional_mesh("batch")):
-            for values, operation in ((sums, dist.ReduceOp.SUM), (maxima, dist.ReduceOp.MAX)):
-                names = sorted(values)
-                tensor = torch.tensor([values[name] for name in names], device=self.titan.device)
-                dist.all_reduce(tensor, operation, group=mesh.get_group())
-                values.update(zip(names, tensor.tolist(), strict=True))
-        return {name: value / count for name, value in sums.items()} | maxima
+    def _over_ranks(self, sums: dict[str, float], count: int) -> dict[str, float]:
+        names = sorted(sums)
+        totals = over_ranks(self.titan, torch.tensor([sums[name] for name in names], dtype=torch.float64)).tolist()
+        return {name: total / count for name, total in zip(names, totals, strict=True)}
 
 
 def _loss_inputs(batch: Batch, part: TokenLogprobs, device: torch.device) -> LossInputs:
     def pick(array: np.ndarray | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(array[part.index_M]).to(device)
 
-    return LossInputs(part.logprobs_M, pick(batch.logprobs), pick(batch.advantages), pick(batch.ref_logprobs))
-
-
-def _add_mismatch(inputs: LossInputs, metrics: dict[str, Any], maxima: dict[str, float]) -> None:
-    """How far the weights that are trained are from those that sampled, before any clipping."""
-    log_ratio = (inputs.logprobs - inputs.old_logprobs).detach()
-    kl = log_ratio.exp() - log_ratio - 1
-    metrics["mismatch_kl/mean"] = kl
-    for name, value in (("mismatch_kl/max", kl), ("ratio/max", log_ratio.exp())):
-        maxima[name] = max(maxima.get(name, 0.0), float(value.max()) if len(value) else 0.0)
+    old = batch.logprobs if batch.old_logprobs is None else batch.old_logprobs
+    return LossInputs(part.logprobs_M, pick(old), pick(batch.advantages), pick(batch.ref_logprobs))
 
 
 def save_hf_folder(weights: dict[str, torch.Tensor], titan: TitanModel, folder: Path) -> None:

@@ -213,7 +213,7 @@ class TitanModel:
         model._skip_lm_head = True
         self.model = model
         self.adapter = family.adapter(family.config, str(model_path))
-        self.tied = family.config.enable_weight_tying
+        self.tied, self.vocab_size = family.config.enable_weight_tying, family.config.vocab_size
         self.load_hf(read_safetensors(model_path))
 
     def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
@@ -238,13 +238,19 @@ class TitanModel:
         if isinstance(self.model, FSDPModule):
             self.model.reset_iter_state()
 
-    def hf_state_dict(self) -> dict[str, torch.Tensor]:
-        """Whole weights by their Hugging Face names, the head of a tied model too; every rank must call it."""
-        state = self.adapter.to_hf(self.model.state_dict())
-        state = {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for name, t in state.items()}
+    def hf_shards(self) -> dict[str, torch.Tensor]:
+        """This rank's shards (DTensors) by their Hugging Face names, the head of a tied model too; every rank must call it.
+
+        Most are the live weights, not copies.
+        """
+        state = {name: tensor.detach() for name, tensor in self.adapter.to_hf(self.model.state_dict()).items()}
         if self.tied:
             state["lm_head.weight"] = state["model.embed_tokens.weight"]
         return state
+
+    def hf_state_dict(self) -> dict[str, torch.Tensor]:
+        """Whole weights by their Hugging Face names; every rank must call it."""
+        return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in self.hf_shards().items()}
 
     def load_hf(self, weights: dict[str, torch.Tensor]) -> None:
         """Take weights by their Hugging Face names. Raises: ValueError for missing or surplus names."""

@@ -27,6 +27,8 @@ class Batch:
     logprobs: np.ndarray | None = None  # float32 [N]: as sampled, 0 where not sampled
     advantages: np.ndarray | None = None  # float32 [N]
     ref_logprobs: np.ndarray | None = None  # float32 [N]
+    old_logprobs: np.ndarray | None = None  # float32 [N]: what a loss takes its ratio against (None: `logprobs`)
+    versions: np.ndarray | None = None  # int64 [N]: policy version that sampled the token, -1 where not sampled
 
     def __post_init__(self):
         n = len(self.tokens)
@@ -39,6 +41,22 @@ class Batch:
         if self.loss_mask[self.offsets[:-1]].any():
             raise ValueError("the first token of a sample has no prediction and cannot be trained on")
 
+    def check_trainable(self, vocab_size: int) -> None:
+        """Raises: ValueError for tokens that the model does not have, for a batch without loss tokens, for numbers that are not finite."""
+        if not self.loss_mask.any():
+            raise ValueError("the batch has no tokens to train on")
+        if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
+            raise ValueError(
+                f"tokens from {self.tokens.min()} to {self.tokens.max()} are not all of the model's {vocab_size}"
+            )
+        for name in ("logprobs", "old_logprobs", "advantages", "ref_logprobs"):
+            values = getattr(self, name)
+            if values is not None and (wrong := ~np.isfinite(values) & self.loss_mask).any():
+                place = int(np.argmax(wrong))
+                raise ValueError(
+                    f"{name} of token {place} is {values[place]}, and {int(wrong.sum())} are not finite in all"
+                )
+
     @property
     def num_samples(self) -> int:
         return len(self.offsets) - 1
@@ -48,7 +66,7 @@ class Batch:
         return int(self.loss_mask.sum())
 
     @classmethod
-    def from_samples(cls, tokens, loss_mask, logprobs=None, advantages=None) -> Batch:
+    def from_samples(cls, tokens, loss_mask, logprobs=None, advantages=None, versions=None) -> Batch:
         """Lay lists of per-sample arrays end to end."""
 
         def flat(parts, dtype):
@@ -61,6 +79,7 @@ class Batch:
             flat(loss_mask, np.bool_),
             flat(logprobs, np.float32),
             flat(advantages, np.float32),
+            versions=flat(versions, np.int64),
         )
 
     def with_ref_logprobs(self, ref_logprobs: np.ndarray) -> Batch:

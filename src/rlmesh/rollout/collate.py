@@ -10,21 +10,31 @@ import numpy as np
 from rlmesh.errors import RLMeshError
 from rlmesh.losses.advantages import Advantage
 from rlmesh.rollout.batch import Batch
-from rlmesh.rollout.types import Episode, Group
+from rlmesh.rollout.types import Completion, Episode, Group
 
 
 @dataclass(slots=True)
 class Sample:
-    """One sequence to train on; the three lists are aligned."""
+    """One sequence to train on; the lists are aligned."""
 
     tokens: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
-    def extend(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> None:
+    def given(self, tokens: Sequence[int]) -> None:
+        """Go on with tokens that the policy did not sample."""
+        self._extend(tokens, False, [0.0] * len(tokens), [-1] * len(tokens))
+
+    def sampled(self, completion: Completion) -> None:
+        """Go on with what the policy sampled."""
+        self._extend(completion.tokens, True, completion.logprobs, completion.versions)
+
+    def _extend(self, tokens: Sequence[int], mask: bool, logprobs: Sequence[float], versions: Sequence[int]) -> None:
         self.tokens.extend(tokens)
-        self.loss_mask.extend([logprobs is not None] * len(tokens))
-        self.logprobs.extend([0.0] * len(tokens) if logprobs is None else logprobs)
+        self.loss_mask.extend([mask] * len(tokens))
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
 
 
 def episode_samples(episode: Episode) -> Iterator[Sample]:
@@ -36,25 +46,29 @@ def episode_samples(episode: Episode) -> Iterator[Sample]:
     for turn in episode.turns:
         known = len(sample.tokens)
         if known and turn.prompt[:known] == sample.tokens:
-            sample.extend(turn.prompt[known:], None)
+            sample.given(turn.prompt[known:])
         else:
             if known:
                 yield sample
             sample = Sample()
-            sample.extend(turn.prompt, None)
-        if len(turn.completion.logprobs) != len(turn.completion.tokens):
-            raise ValueError(
-                f"episode {episode.id}: {len(turn.completion.tokens)} tokens, {len(turn.completion.logprobs)} logprobs"
-            )
-        sample.extend(turn.completion.tokens, turn.completion.logprobs)
+            sample.given(turn.prompt)
+        lengths = {name: len(getattr(turn.completion, name)) for name in ("tokens", "logprobs", "versions")}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"episode {episode.id}: a completion whose lists differ in length: {lengths}")
+        sample.sampled(turn.completion)
     if sample.tokens:
         yield sample
 
 
 def assign_advantages(groups: Iterable[Group], advantage: Advantage) -> None:
-    """Set each episode's advantage from the rewards of its group; unscored episodes stay without one."""
+    """Set each episode's advantage from the rewards of its group; unscored episodes stay without one.
+
+    Raises: ValueError when the function does not give a finite number for each episode.
+    """
     for group in groups:
-        advantages = advantage([episode.reward for episode in group.episodes])
+        advantages = np.asarray(advantage([episode.reward for episode in group.episodes]), dtype=np.float64)
+        if advantages.shape != (len(group.episodes),) or not np.isfinite(advantages).all():
+            raise ValueError(f"{advantages} for a group of {len(group.episodes)}, which needs a finite number for each")
         for episode, value in zip(group.episodes, advantages, strict=True):
             episode.advantage = None if episode.reward is None else float(value)
 
@@ -75,8 +89,10 @@ def collate(groups: Sequence[Group]) -> Batch:
         raise RLMeshError(
             f"rollout: none of the step's episodes could be scored, there is nothing to train on; {_first_error(groups)}"
         )
-    tokens, masks, logprobs = ([getattr(s, name) for s in samples] for name in ("tokens", "loss_mask", "logprobs"))
-    return Batch.from_samples(tokens, masks, logprobs, advantages)
+    tokens, masks, logprobs, versions = (
+        [getattr(sample, name) for sample in samples] for name in ("tokens", "loss_mask", "logprobs", "versions")
+    )
+    return Batch.from_samples(tokens, masks, logprobs, advantages, versions)
 
 
 def _first_error(groups: Sequence[Group]) -> str:
@@ -88,10 +104,6 @@ def _first_error(groups: Sequence[Group]) -> str:
 
 def supervised(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:
     """Prompts with the answers to be learned; only the answers are in the loss mask."""
-    samples = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        sample = Sample()
-        sample.extend(prompt, None)
-        sample.extend(answer, [0.0] * len(answer))
-        samples.append(sample)
-    return Batch.from_samples([s.tokens for s in samples], [s.loss_mask for s in samples])
+    pairs = list(zip(prompts, answers, strict=True))
+    masks = [[False] * len(prompt) + [True] * len(answer) for prompt, answer in pairs]
+    return Batch.from_samples([prompt + answer for prompt, answer in pairs], masks)

@@ -31,13 +31,20 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Completion:
-    """One sampled answer. `logprobs[i]` belongs to `tokens[i]`, under the distribution it was sampled from."""
+    """One sampled answer. `logprobs[i]` and `versions[i]` belong to `tokens[i]`, under the distribution it was sampled from."""
 
     tokens: list[int]
     logprobs: list[float]
     finish_reason: str  # "stop" (an end-of-sequence token, which is the last of `tokens`) or "length"
-    min_version: int  # lowest and highest policy version that made a token of it
-    max_version: int
+    versions: list[int]  # policy version that made the token; never falls within a completion
+
+    @property
+    def min_version(self) -> int:
+        return self.versions[0]
+
+    @property
+    def max_version(self) -> int:
+        return self.versions[-1]
 
 
 @dataclass(slots=True)

@@ -1,10 +1,14 @@
-"""Roads that a snapshot's bytes can take between processes."""
+"""Roads that a bucket's bytes can take from the process that wrote them to one that reads them."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import warnings
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -12,59 +16,190 @@ from rlmesh.segments import SEGMENTS
 from rlmesh.weights.snapshot import WeightsError
 
 
+@dataclass(frozen=True)
+class Location:
+    """Where a bucket is: what a reader needs to know, whichever road it takes."""
+
+    name: str
+    host: str  # `host_identity()` of the writer
+    path: str | None = None  # the file in the host's shared memory, where there is one
+    remote: Any = None  # Monarch's RDMABuffer, where there is one
+
+
 class Transport(Protocol):
-    """Puts bytes where readers can get them; `location` is what a reader needs to know."""
+    """Offers buckets where readers can get them. A picklable handle; what it keeps in memory stays in the writer's process."""
 
-    async def put(self, version: int, size_bytes: int, fill) -> tuple[str, str]:
-        """Let `fill(flat)` write `size_bytes` bytes and return its checksum; returns location and checksum."""
+    def allocate(self, name: str, size_bytes: int) -> torch.Tensor:
+        """Room for a bucket, uint8 [size_bytes]."""
 
-    async def get(self, location: str, size_bytes: int) -> torch.Tensor:
-        """The bytes, uint8 [size_bytes]."""
+    def abandon(self, name: str) -> None:
+        """What was allocated is not going to be offered."""
 
-    async def drop(self, location: str) -> None:
-        """Forget them."""
+    async def offer(self, name: str, flat: torch.Tensor) -> Location:
+        """From here on readers can get the bucket, which does not change any more."""
+
+    async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
+        """The bytes, uint8 [size_bytes]; not a copy where the two ends share memory."""
+
+    async def drop(self, location: Location) -> None:
+        """Nobody needs the bucket any more; called in any process."""
+
+    async def keep(self, names: set[str]) -> None:
+        """Let go of all that this process offered but the buckets of these names."""
 
 
-class SharedMemoryTransport:
+class SharedMemory:
     """A file in /dev/shm: every process of the host maps the same bytes, and nothing is copied to read them."""
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, prefix: str):
+        self._prefix = prefix
 
-    async def put(self, version: int, size_bytes: int, fill) -> tuple[str, str]:
-        path = SEGMENTS / f"{self._name}-v{version}"
-        return str(path), fill(map_segment(path, size_bytes, create=True))
+    def allocate(self, name: str, size_bytes: int) -> torch.Tensor:
+        return map_segment(self._path(name), size_bytes, create=True)
 
-    async def get(self, location: str, size_bytes: int) -> torch.Tensor:
-        return map_segment(Path(location), size_bytes)
+    def abandon(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
 
-    async def drop(self, location: str) -> None:
-        Path(location).unlink(missing_ok=True)
+    async def offer(self, name: str, flat: torch.Tensor) -> Location:
+        return Location(name, host_identity(), str(self._path(name)))
+
+    async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
+        if location.host != host_identity():
+            raise WeightsError(
+                "weights.transport: the bytes are in the shared memory of another host than this reader's; use rdma, or tell the "
+                "store that its readers are across hosts"
+            )
+        return map_segment(Path(location.path), size_bytes)
+
+    async def drop(self, location: Location) -> None:
+        if location.host == host_identity():
+            Path(location.path).unlink(missing_ok=True)
+
+    async def keep(self, names: set[str]) -> None:
+        pass  # the writer has let go of the bytes already; whoever drops the last reference frees them
+
+    def _path(self, name: str) -> Path:
+        return SEGMENTS / f"{self._prefix}-{name}"
 
 
-class TorchStoreTransport:
-    """TorchStore carries the bytes, as one flat tensor: its cost is by the key, not by the byte."""
+class Rdma:
+    """Monarch's RDMABuffer over the writer's memory: one read, over ibverbs or, where there is none, TCP."""
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self):
+        self._offered: dict[str, tuple[torch.Tensor, Any]] = {}
 
-    async def put(self, version: int, size_bytes: int, fill) -> tuple[str, str]:
-        import torchstore
+    def __getstate__(self) -> dict:
+        return {"_offered": {}}
 
+    def allocate(self, name: str, size_bytes: int) -> torch.Tensor:
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
+    def abandon(self, name: str) -> None:
+        pass
+
+    async def offer(self, name: str, flat: torch.Tensor) -> Location:
+        remote = await asyncio.to_thread(_register, flat)
+        self._offered[name] = flat, remote  # the memory must stay while others read it
+        return Location(name, host_identity(), remote=remote)
+
+    async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
         flat = torch.zeros(size_bytes, dtype=torch.uint8)
-        digest = fill(flat)
-        await torchstore.put(f"bytes.{version}", flat, store_name=self._name)
-        return f"bytes.{version}", digest
+        await location.remote.read_into(flat)
+        return flat
 
-    async def get(self, location: str, size_bytes: int) -> torch.Tensor:
+    async def drop(self, location: Location) -> None:
+        pass  # the memory is the writer's
+
+    async def keep(self, names: set[str]) -> None:
+        for name in self._offered.keys() - names:
+            _, remote = self._offered.pop(name)
+            await remote.drop()
+
+
+class Auto:
+    """Shared memory for the readers on the writer's host; for those on other hosts, if there are any, RDMA from the same bytes."""
+
+    def __init__(self, prefix: str, across_hosts: bool):
+        self._shared, self._rdma = SharedMemory(prefix), Rdma() if across_hosts else None
+
+    def allocate(self, name: str, size_bytes: int) -> torch.Tensor:
+        return self._shared.allocate(name, size_bytes)
+
+    def abandon(self, name: str) -> None:
+        self._shared.abandon(name)
+
+    async def offer(self, name: str, flat: torch.Tensor) -> Location:
+        location = await self._shared.offer(name, flat)
+        if self._rdma is None:
+            return location
+        return Location(name, location.host, location.path, (await self._rdma.offer(name, flat)).remote)
+
+    async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
+        if location.host == host_identity() or location.remote is None:
+            return await self._shared.read(location, size_bytes)
+        return await self._rdma.read(location, size_bytes)
+
+    async def drop(self, location: Location) -> None:
+        await self._shared.drop(location)
+
+    async def keep(self, names: set[str]) -> None:
+        if self._rdma:
+            await self._rdma.keep(names)
+
+
+class TorchStoreBytes:
+    """TorchStore carries each bucket as one flat tensor: its cost is by the key, not by the byte."""
+
+    def __init__(self, store_name: str):
+        self._store_name = store_name
+
+    def allocate(self, name: str, size_bytes: int) -> torch.Tensor:
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
+    def abandon(self, name: str) -> None:
+        pass
+
+    async def offer(self, name: str, flat: torch.Tensor) -> Location:
         import torchstore
 
-        return await torchstore.get(location, store_name=self._name)
+        await torchstore.put(f"bytes.{name}", flat, store_name=self._store_name)
+        return Location(name, host_identity())
 
-    async def drop(self, location: str) -> None:
+    async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
         import torchstore
 
-        await torchstore.delete(location, store_name=self._name)
+        return await torchstore.get(f"bytes.{location.name}", store_name=self._store_name)
+
+    async def drop(self, location: Location) -> None:
+        import torchstore
+
+        await torchstore.delete(f"bytes.{location.name}", store_name=self._store_name)
+
+    async def keep(self, names: set[str]) -> None:
+        pass
+
+
+def make_transport(name: str, store_name: str, across_hosts: bool) -> Transport:
+    """The recipe's `weights.transport`."""
+    if name == "auto":
+        return Auto(store_name, across_hosts)
+    if name == "rdma":
+        return Rdma()
+    return SharedMemory(store_name) if name == "shared_memory" else TorchStoreBytes(store_name)
+
+
+@cache
+def host_identity() -> str:
+    """The same for two processes that see the same /dev/shm, and for no others: containers of one machine may have their own."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}-{SEGMENTS.stat().st_dev}"
+
+
+def _register(flat: torch.Tensor) -> Any:
+    from monarch.rdma import RDMABuffer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says at each buffer that there is no ibverbs here
+        return RDMABuffer(flat)
 
 
 def map_segment(path: Path, size_bytes: int, create: bool = False) -> torch.Tensor:
@@ -81,7 +216,5 @@ def map_segment(path: Path, size_bytes: int, create: bool = False) -> torch.Tens
                     f"weights: no room for {size_bytes:,} bytes in {path.parent} ({error.strerror}); make it larger"
                 ) from error
     elif not path.exists() or path.stat().st_size != size_bytes:
-        raise WeightsError(
-            f"weights: {path} is not there, or not of {size_bytes} bytes; is this the host that published it?"
-        )
+        raise WeightsError(f"weights: {path} is not there any more, or not of {size_bytes:,} bytes")
     return torch.from_file(str(path), shared=True, size=size_bytes, dtype=torch.uint8)

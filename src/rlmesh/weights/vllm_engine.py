@@ -1,6 +1,6 @@
 """vLLM's side of the weight sync: a weight-transfer engine, registered with vLLM's own factory.
 
-It runs in vLLM's worker process, which is no actor: the PolicyServer gives it the name of a segment in shared memory and the
+It runs in vLLM's worker process, which is no actor: the PolicyServer gives it the names of files in shared memory and the
 manifest. This file and `PolicyServer.fetch` are all that a new version of vLLM's interface touches.
 """
 
@@ -15,7 +15,7 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from rlmesh.weights.snapshot import Manifest, read_tensors
+from rlmesh.weights.snapshot import Manifest, check_bytes, whole_tensors
 from rlmesh.weights.transport import map_segment
 
 BACKEND = "rlmesh"
@@ -28,9 +28,9 @@ class InitInfo:
 
 @dataclass
 class UpdateInfo:
-    """One version: the segment that holds its bytes, and its manifest."""
+    """One version: the files that hold its parts, and its manifest."""
 
-    segment: str
+    segments: list[str]
     manifest: dict[str, Any]
 
 
@@ -52,7 +52,10 @@ class SegmentEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         manifest = Manifest.from_dict(update_info.manifest)
-        self._weights = read_tensors(manifest, map_segment(Path(update_info.segment), manifest.size_bytes))
+        sizes = [part.size_bytes for part in manifest.parts]
+        buckets = [map_segment(Path(path), size) for path, size in zip(update_info.segments, sizes, strict=True)]
+        check_bytes(manifest, buckets)
+        self._weights = whole_tensors(manifest, buckets)
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload

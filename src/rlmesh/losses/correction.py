@@ -1,0 +1,49 @@
+"""Importance sampling between the probabilities that sampled the episodes and the trainer's own.
+
+What the policy server samples from is never quite what the trainer computes: another kernel, another number format, older
+weights. Taken as it is, the gradient is that of a slightly wrong expectation. With the trainer's own logprobs, under the weights
+that the step begins with, in the ratio's denominator, and each token weighed by exp(trainer's - sampled logprob), the expectation is
+right again; bounding the weights trades a little of that for less variance. Yao et al. 2025, "Your Efficient RL Framework
+Secretly Brings You Off-Policy RL Training"; Liu et al. 2025, "When Speed Kills Stability" (masked, and by sequence).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlmesh.losses.config import CorrectionConfig
+from rlmesh.rollout.batch import Batch
+
+
+def importance_weights(batch: Batch, trained_logprobs: np.ndarray, config: CorrectionConfig) -> np.ndarray:
+    """The bounded weight of each token, float64 [N]; 0 outside the loss mask.
+
+    By token: its own ratio. By sequence: the product of the ratios of its sample, the same for each of its tokens.
+    """
+    log_ratio = np.where(batch.loss_mask, trained_logprobs.astype(np.float64) - batch.logprobs, 0.0)
+    if config.level == "sequence":
+        log_ratio = np.repeat(np.add.reduceat(log_ratio, batch.offsets[:-1]), np.diff(batch.offsets))
+    weights = np.exp(np.minimum(log_ratio, 2 * np.log(config.limit)))  # beyond the limit its size does not matter
+    if config.kind == "truncate":
+        weights = np.minimum(weights, config.limit)
+    else:
+        weights = np.where((weights > config.limit) | (weights < 1 / config.limit), 0.0, weights)
+    return np.where(batch.loss_mask, weights, 0.0)
+
+
+def correct(batch: Batch, trained_logprobs: np.ndarray, config: CorrectionConfig) -> tuple[Batch, dict[str, float]]:
+    """The batch with corrected advantages and the trainer's logprobs to take ratios against, and metrics of the weights.
+
+    A surrogate loss is linear in the advantage for weights that are not negative, so that weighing the advantage weighs the
+    loss; a KL term to the reference model is not weighed.
+    """
+    weights = importance_weights(batch, trained_logprobs, config)
+    inside = weights[batch.loss_mask]
+    bounded = (inside == 0) if config.kind == "mask" else (inside == config.limit)
+    metrics = {"correction/weight": float(inside.mean()), "correction/bounded": float(bounded.mean())}
+    corrected = replace(
+        batch, advantages=(batch.advantages * weights).astype(np.float32), old_logprobs=trained_logprobs
+    )
+    return corrected, metrics

@@ -1,0 +1,5 @@
+"""Imports for longer than anyone waits."""
+
+import time
+
+time.sleep(3)

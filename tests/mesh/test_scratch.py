@@ -1,0 +1,57 @@
+"""Where a run's temporary files are, and that they go."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rlmesh.segments import SEGMENTS, own_segment
+
+TWICE = """
+import psutil, subprocess, sys, tempfile, time
+from pathlib import Path
+from rlmesh.mesh.scratch import Scratch
+
+for _ in range(2):
+    with Scratch():
+        file = Path(tempfile.mkdtemp()) / "file"
+        file.write_text("x")
+        folder = Path(tempfile.gettempdir())
+        (folder / ".tmp-of-monarch").mkdir(exist_ok=True)
+        sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    assert not psutil.pid_exists(sleeper.pid)
+    assert [path.name for path in folder.iterdir()] == [".tmp-of-monarch"]
+print(folder, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_mesh_of_a_process_finds_what_the_first_ones_host_keeps_and_the_end_leaves_nothing(tmp_path):
+    environment = {**os.environ, "TMPDIR": tempfile.mkdtemp(prefix="scr-")}
+    command = [sys.executable, "-c", TWICE]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        folder = Path(process.stdout.readline().strip())
+        time.sleep(0.5)
+        assert folder.exists() and folder.parent == Path(environment["TMPDIR"])
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 5
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not folder.exists()
+    folder.parent.rmdir()
+
+
+def test_the_memory_that_was_shared_goes_too():
+    code = (
+        "from rlmesh.mesh.scratch import Scratch\nfrom rlmesh.segments import own_segment\n"
+        "with Scratch():\n    own_segment().write_text('x')\n    print(own_segment().name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    prefix = done.stdout.strip().rpartition("-")[0]
+    assert prefix != own_segment().name.rpartition("-")[0]
+    assert not list(SEGMENTS.glob(f"{prefix}*"))
