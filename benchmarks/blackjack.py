@@ -44,8 +44,7 @@ _SHARES = (
     "weight_sync_share",
 )
 _PROCESSES = {  # a word of the command line, and what it is
-    "VLLM::Worker": "vLLM: model and sampling",
-    "VLLM::EngineCore": "vLLM: scheduler",
+    "VLLM::EngineCore": "vLLM: scheduler, model and sampling",
     "rlmesh:policy": "PolicyServer",
     "rlmesh:rollout": "RolloutWorker",
     "rlmesh:trainer": "TitanTrainer",

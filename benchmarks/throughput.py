@@ -63,6 +63,7 @@ def rlmesh(max_policy_age: int) -> Callable[[Path, Path, int], list[str | Path]]
             "run.dir": folder,
             "model.source": model,
             "replay_buffer.max_policy_age": max_policy_age,
+            "placement.actors.trainer.threads": 1 if max_policy_age else 2,  # both cores are its own, or one is vLLM's
         }
         overrides = [f"{name}={value}" for name, value in options.items()]
         return [sys.executable, "-m", "rlmesh.run", HERE / "throughput.yaml", *overrides]
@@ -132,8 +133,9 @@ def watch(process: subprocess.Popen, rows_path: Path, began: float) -> Result:
         used[len(rows)] = sum(cpu_s.values())
         seen += 1
         time.sleep(_SAMPLE_S)
-    rows = _rows(rows_path)
-    result.steps = rows[WARM_UP_STEPS:]
+    result.steps = _rows(rows_path)[WARM_UP_STEPS:]
+    if not result.steps:
+        return result
     first, last = min(n for n in used if n >= WARM_UP_STEPS), max(used)
     result.cpu_s_per_step = (used[last] - used[first]) / (last - first)
     return result

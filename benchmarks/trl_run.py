@@ -97,7 +97,7 @@ def steps_writer(path: str, sync_s: list[float]):
             sync_s.clear()
             self.began = now
             with open(path, "a") as out:
-                print(json.dumps(row), file=out)
+                out.write(json.dumps(row) + "\n")
             print(f"step {row['step']} | {row['time/step']:.2f} s | reward {row['reward/mean']:.2f}", flush=True)
 
     return Writer()
@@ -126,7 +126,10 @@ def main(model: str, out: str, steps: int, engine: str) -> None:
 
     if engine == "vllm":
         import trl.generation.vllm_generation as generation
+        import vllm._custom_ops as kernels
 
+        # TRL copies new weights into vLLM's layers one by one, and these have no weights left once oneDNN has packed them.
+        kernels._supports_onednn = False
         # TRL has no options for them; vLLM would serve the float32 weights in bfloat16.
         generation.LLM = functools.partial(generation.LLM, dtype="float32", enforce_eager=True)
     torch.set_num_threads(THREADS)

@@ -42,6 +42,7 @@ class ServedPolicy:
     temperature: float
     ends: set[int]  # tokens that end a sequence
     versions: Iterator[int]
+    procs: ProcMesh
 
 
 async def serve_policy(
@@ -52,10 +53,10 @@ async def serve_policy(
     actor = procs.spawn("policy", PolicyServer, config, str(model_path), MAX_LENGTH, temperature, weights.pause)
     service, store = Service("PolicyServer", [actor], limit_s=120), await WeightStore.start(weights)
     await service.setup(store)
-    yield ServedPolicy(service, store, model_path, temperature, ends, itertools.count())
+    yield ServedPolicy(service, store, model_path, temperature, ends, itertools.count(), procs)
     before = len(engine_processes())
     await service.close()
-    assert len(engine_processes()) == before - 2  # the engine core and the worker are gone
+    assert len(engine_processes()) == before - 1  # the engine core is gone
     await store.stop()
     await procs.stop()
 

@@ -172,7 +172,7 @@ def test_nothing_outlives_a_controller_that_is_killed(start, moment):
     assert run.gone_within(15) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("title", ["rlmesh:trainer", slow("VLLM::Worker"), slow("rlmesh:rollout")])
+@pytest.mark.parametrize("title", ["rlmesh:trainer", slow("VLLM::EngineCore"), slow("rlmesh:rollout")])
 def test_nothing_is_left_when_an_actor_dies(start, title):
     run = start()
     reach(run, "step")

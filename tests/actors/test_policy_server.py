@@ -192,7 +192,7 @@ async def test_no_process_outlives_the_actor_or_the_controller(untied, victim):
     with subprocess.Popen(program, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as controller:
         pids = json.loads(next(line for line in controller.stdout if line.startswith('{"actor"')))
         family = [psutil.Process(pid) for pid in pids["family"]]
-        assert {p.name() for p in family} >= {"VLLM::EngineCore", "VLLM::Worker"}
+        assert {p.name() for p in family} >= {"VLLM::EngineCore"}
         actor = psutil.Process(pids["actor"])
         os.kill(actor.pid if victim == "actor" else controller.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs([actor, *family], timeout=10)
@@ -277,3 +277,32 @@ async def test_what_the_model_cannot_be_asked_is_refused_and_the_server_lives_on
 async def test_completions_that_cannot_be_scored_are_refused(policy, completions, complaint):
     with pytest.raises(ActorFailure, match=complaint):
         await policy.service.score([[5, 6]], completions)
+
+
+async def test_a_model_that_does_not_score_as_the_trainer_did_is_never_heard_of(untied):
+    serving = serve_policy(untied, 1.0, set(), WeightsConfig(), EngineConfig(), sleep=False)
+    policy = await anext(serving)
+    model = reference.perturbed(untied, 1)
+    tokens = list(range(4, 24))
+    probe = {
+        "tokens": tokens,
+        "logprobs": reference.logprobs(model, tokens[:1], tokens[1:]).tolist(),
+        "dtype": "float32",
+    }
+    await policy.store.publish(0, reference.weights_of(model), probe)
+    await policy.service.fetch(0)  # it does score so
+    assert await drift(policy, model) < TOLERANCE
+    running = asyncio.create_task(policy.service.generate([asking(seed=s, n=8, max_tokens=24) for s in range(64)]))
+    other = reference.perturbed(untied, 2)
+    await policy.store.publish(
+        1, reference.weights_of(other), probe
+    )  # the bytes are what was published, the model is not
+    stopped = "stopped, because the logprobs of a fixed sequence under version 1 are .* nats from the trainer's"
+    with pytest.raises(ActorFailure, match=stopped):
+        await policy.service.fetch(1)
+    with pytest.raises(ActorFailure, match="stopped, because"):
+        await running
+    with pytest.raises(ActorFailure, match="stopped, because"):
+        await policy.service.generate([asking()])
+    await policy.store.stop()
+    await policy.procs.stop()

@@ -7,6 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 from rlmesh.segments import SEGMENTS, own_segment
 
 TWICE = """
@@ -23,8 +25,9 @@ for _ in range(2):
         sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
     assert not psutil.pid_exists(sleeper.pid)
     assert [path.name for path in folder.iterdir()] == [".tmp-of-monarch"]
-print(folder, flush=True)
-sys.stdin.read()
+with Scratch():
+    print(folder, subprocess.Popen(["sleep", "100"], start_new_session=True).pid, flush=True)
+    sys.stdin.read()
 """
 
 
@@ -34,15 +37,16 @@ def test_a_second_mesh_of_a_process_finds_what_the_first_ones_host_keeps_and_the
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        folder = Path(process.stdout.readline().strip())
+        words = process.stdout.readline().split()
+        folder, sleeper = Path(words[0]), int(words[1])
         time.sleep(0.5)
         assert folder.exists() and folder.parent == Path(environment["TMPDIR"])
         process.kill()
         process.wait()
     deadline = time.monotonic() + 5
-    while folder.exists() and time.monotonic() < deadline:
+    while (folder.exists() or psutil.pid_exists(sleeper)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not folder.exists()
+    assert not folder.exists() and not psutil.pid_exists(sleeper)
     folder.parent.rmdir()
 
 

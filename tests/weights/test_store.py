@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from spawning import spawn_proc
 from weight_reader import Reader
 
 from rlmesh.errors import ActorFailure
 from rlmesh.mesh.service import Service
 from rlmesh.segments import own_segment
 from rlmesh.weights.config import WeightsConfig
-from rlmesh.weights.snapshot import WeightsError
+from rlmesh.weights.snapshot import WeightsError, check_bytes
 from rlmesh.weights.store import WeightStore
 from rlmesh.weights.transport import map_segment
 
@@ -26,10 +27,19 @@ def weights(fill=0.0):
     }
 
 
+@pytest.fixture(scope="session")
+async def store_proc():
+    """One process for the stores' own actors; a store starts one by itself where it is not given one."""
+    procs = spawn_proc("stores")
+    await procs.initialized
+    yield procs
+    await procs.stop()
+
+
 @pytest.fixture(params=["auto", "auto_across_hosts", "shared_memory", "rdma", "torchstore"])
-async def store(request):
+async def store(request, store_proc):
     transport, _, across_hosts = request.param.partition("_across_")
-    store = await WeightStore.start(WeightsConfig(transport=transport), across_hosts=bool(across_hosts))
+    store = await WeightStore.start(WeightsConfig(transport=transport), bool(across_hosts), store_proc)
     yield store
     await store.stop()
     assert not list(Path("/dev/shm").glob(f"{store._name}*"))
@@ -157,9 +167,37 @@ async def test_what_is_dropped_is_not_kept_in_memory(store):
     for version in range(4):
         await store.publish(version, weights(version))
         await store.acknowledge("only", version)
-    assert len(list(Path("/dev/shm").glob(f"{store._name}-v*"))) <= 1
+    assert len(list(Path("/dev/shm").glob(f"{store._name}-v*"))) <= 2  # the newest, and one to write the next into
     transport = getattr(store.transport, "_rdma", None) or store.transport
     assert len(getattr(transport, "_offered", ())) <= 2  # the newest, and the one before until the next publish
+
+
+async def test_memory_that_nobody_needs_is_written_again_and_a_late_reader_never_sees_the_mixture():
+    store = await WeightStore.start(WeightsConfig(transport="shared_memory"))
+    await store.register("only")
+    files = []
+    for version in range(5):
+        await store.publish(version, weights(version))
+        files.append(os.stat((await store.manifest(version)).parts[0].location.path).st_ino)
+        if version == 0:
+            late = await store.manifest(0)
+            mapped = await store._read(late)
+        await store.acknowledge("only", version)
+        assert same(await store.fetch(version), weights(version))
+    assert len(set(files)) == 2 and files[2] == files[0]
+    with pytest.raises(
+        WeightsError, match="does not have the checksum"
+    ):  # what a reader had before it was written over
+        check_bytes(late, mapped)
+    with pytest.raises(WeightsError, match="is not there any more"):
+        await store._read(late)
+    await store.publish(5, {"a": torch.zeros(10**6)})  # another size: the memory of the old one goes
+    await store.acknowledge("only", 5)
+    await store.publish(6, {"a": torch.zeros(10**6)})
+    await store.acknowledge("only", 6)
+    assert len(list(Path("/dev/shm").glob(f"{store._name}-v*"))) == 2
+    await store.stop()
+    assert not list(Path("/dev/shm").glob(f"{store._name}*"))
 
 
 async def test_the_probe_travels_with_the_manifest(store, reader):

@@ -104,6 +104,7 @@ class PolicyServer(NeedsSetup):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
         from rlmesh.weights.vllm_engine import BACKEND, WorkerExtension
 
@@ -117,6 +118,9 @@ class PolicyServer(NeedsSetup):
             enforce_eager=options.enforce_eager,
             enable_prefix_caching=options.prefix_caching,
             block_size=options.block_size,
+            # On CPU vLLM puts the model into a second process, and each of the two spins while the other works. By its class:
+            # vLLM overrules the name, because it cannot bind the one process's threads to cores; here nothing is bound.
+            distributed_executor_backend=UniProcExecutor if current_platform.is_cpu() else None,
             # A prompt in two parts rewinds the request's random stream, which torch cannot do on CPU: the engine would die.
             enable_chunked_prefill=False if current_platform.is_cpu() else None,
             gpu_memory_utilization=options.gpu_memory_utilization,
@@ -174,6 +178,8 @@ class PolicyServer(NeedsSetup):
 
     async def _serve(self, prompt: list[int], sampling) -> tuple[Any, Versions]:
         """One request to its end, and the versions that made it; one that an update aborts is made anew from its start."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         limit_s, name = self._config.request_timeout_s, ""
         try:
             async with asyncio.timeout(limit_s):
@@ -184,6 +190,8 @@ class PolicyServer(NeedsSetup):
                         return output, versions
         except TimeoutError:
             raise ActorFailure(f"PolicyServer: vLLM did not answer within {limit_s:g} s") from None
+        except EngineDeadError:
+            raise self._failure or ActorFailure("PolicyServer: vLLM's engine died; the actor's log says why") from None
 
     async def _attempt(self, name: str, prompt: list[int], sampling) -> tuple[Any, Versions]:
         # What `AsyncLLM.generate` does for one final output; but it does not tell when the engine has the request.
@@ -242,9 +250,6 @@ class PolicyServer(NeedsSetup):
                 ended = time.monotonic()
                 if manifest.probe:
                     await self._verify(manifest)
-            except ActorFailure as failure:
-                self._failure = failure
-                raise
             finally:
                 self._verified.set()
             await self._store.acknowledge(self._reader, version)
@@ -293,10 +298,10 @@ class PolicyServer(NeedsSetup):
 
     def _stopped(self, why: str) -> ActorFailure:
         """Stop the engine, whose model is none that was published: running requests end with an error."""
-        failure = ActorFailure(f"PolicyServer: stopped, because {why}")
-        self._engine.output_processor.propagate_error(failure)
+        self._failure = ActorFailure(f"PolicyServer: stopped, because {why}")
+        self._engine.output_processor.propagate_error(self._failure)
         self._engine.shutdown()
-        return failure
+        return self._failure
 
     @concurrent_endpoint
     async def sleep(self) -> None:

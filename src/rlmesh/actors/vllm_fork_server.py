@@ -1,8 +1,8 @@
-"""What the fork server of a PolicyServer's process imports at its start; vLLM's processes are forked from it.
+"""What the fork server of a PolicyServer's process imports at its start; vLLM's engine core is forked from it.
 
-Importing vLLM takes 6 s, and it happens in three processes one after the other: the actor's, the engine core's and the
-worker's. The fork server imports it while the actor does, and the other two are forked from it. A fork of the actor itself
-would hang: Monarch has threads there. The fork server has none.
+Importing vLLM takes 6 s, and it would happen in the actor and then again in the engine core (and in the workers, which on GPUs are
+processes of their own). The fork server imports it while the actor does. A fork of the actor itself would hang: Monarch has
+threads there. The fork server has none.
 
 None of them outlives the actor. They would: an engine core holds the pipe whose end tells the fork server to stop.
 """
@@ -26,7 +26,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-# The fork server dies with the actor, the engine core with the fork server, the worker with the engine core.
+# The fork server dies with the actor, the engine core with the fork server, a worker with the engine core.
 _die_with_parent()
 os.register_at_fork(after_in_child=_die_with_parent)
 
@@ -35,7 +35,7 @@ for _module in (
     "vllm.model_executor.models.qwen3",
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
-    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.gpu_worker",
     "vllm.v1.worker.cpu_worker",
 ):

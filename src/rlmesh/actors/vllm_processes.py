@@ -1,6 +1,6 @@
 """How vLLM starts its processes in a PolicyServer; import this before anything else of vLLM.
 
-The actor asks its fork server (`vllm_fork_server`) for the engine core, and the engine core forks the worker.
+The actor asks its fork server (`vllm_fork_server`) for the engine core, and the engine core forks its workers, if it has some.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class ActorMesh:
 
     `policy`, `trainer`, `ref_model` (None when the loss has no KL term), `replay_buffer`, `reward` and `rollout` are
     `Service` handles: `await mesh.trainer.optim_step(lr=1e-3)` calls the actor's endpoint. With `actors` only those named
-    start, and the other handles are None. What can start at the same time does; stopping goes the other way round, also when a start failed half-way, and leaves nothing running.
+    start, and the other handles are None. What can start at the same time does; stopping goes the other way round, also when
+    a start failed half-way, and leaves nothing running.
 
     >>> async with ActorMesh(recipe) as mesh:                       # doctest: +SKIP
     ...     group, metrics = await mesh.guard(mesh.rollout.run_group(task))

@@ -17,9 +17,19 @@ import psutil
 
 from rlmesh.segments import PREFIX_VARIABLE, SEGMENTS, own_prefix
 
-# Outlives the process: its input ends when that does. Processes of the run that are still dying may write
-# something after the first time.
-_REAPER = 'cat >/dev/null; for wait in 0 3 7; do sleep $wait; rm -rf -- "$1" "$2"*; done'
+# Outlives the process: its input ends when that does. It kills what still has the run's mark, which a reward may have started, and
+# removes the rest; what is dying meanwhile may write something after the first time.
+_REAPER = """
+cat >/dev/null
+for wait in 0 3 7; do
+    sleep $wait
+    for marked in $(grep -slF "$3" /proc/[0-9]*/environ); do
+        process=${marked#/proc/}
+        kill -9 "${process%/environ}"
+    done
+    rm -rf -- "$1" "$2"*
+done
+"""
 
 # vLLM makes sockets with names of 36 characters there, and the path of a socket has at most 107.
 _LONGEST_FOLDER = 50
@@ -98,7 +108,9 @@ def _place_of_this_process() -> _Place:
     """Made once: Monarch's host keeps its sockets there for as long as this process lives."""
     roomy = len(tempfile.gettempdir()) <= _LONGEST_FOLDER
     folder = Path(tempfile.mkdtemp(prefix="rlmesh-", dir=None if roomy else "/tmp"))
-    shell = ["/bin/sh", "-c", _REAPER, "rlmesh-reaper", str(folder), str(SEGMENTS / own_prefix())]
+    prefix = own_prefix()
+    arguments = [str(folder), str(SEGMENTS / prefix), f"{PREFIX_VARIABLE}={prefix}"]
+    shell = ["/bin/sh", "-c", _REAPER, "rlmesh-reaper", *arguments]
     atexit.register(leave)
     # A session of its own: Ctrl-C must not end it. No output: who reads this process's must see its end.
     output = subprocess.DEVNULL

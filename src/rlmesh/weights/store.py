@@ -120,14 +120,18 @@ class WeightStore:
     async def fetch(self, version: int | None = None) -> dict[str, torch.Tensor]:
         """Every tensor of a version, or of the newest one, whole and checked."""
         manifest = await self.manifest(version)
-        buckets = await self._buckets(manifest)
-        # Copies: the bytes go away when the version is dropped.
-        return {name: tensor.clone() for name, tensor in whole_tensors(manifest, buckets).items()}
+        # Copies, and these are what is checked: the bytes are written over when the version is dropped.
+        buckets = [flat.clone() for flat in await self._read(manifest)]
+        check_bytes(manifest, buckets)
+        return whole_tensors(manifest, buckets)
 
     async def fetch_into(self, targets: dict[str, torch.Tensor], version: int | None = None) -> None:
         """Fill tensors, or this rank's shards of DTensors, from the tensors of the same names; none is put together whole."""
         manifest = await self.manifest(version)
-        fill_shards(manifest, await self._buckets(manifest), targets)
+        buckets = await self._read(manifest)
+        check_bytes(manifest, buckets)
+        fill_shards(manifest, buckets, targets)
+        check_bytes(manifest, buckets)  # a version that was dropped meanwhile is written over
 
     @asynccontextmanager
     async def on_this_host(self, manifest: Manifest) -> AsyncIterator[list[str]]:
@@ -199,11 +203,9 @@ class WeightStore:
         """For the ledger: from here on the version cannot be fetched."""
         await torchstore.delete(self._key(version), store_name=self._name)
 
-    async def _buckets(self, manifest: Manifest) -> list[torch.Tensor]:
+    async def _read(self, manifest: Manifest) -> list[torch.Tensor]:
         reads = [self.transport.read(part.location, part.size_bytes) for part in manifest.parts]
-        buckets = list(await asyncio.gather(*reads))
-        check_bytes(manifest, buckets)
-        return buckets
+        return list(await asyncio.gather(*reads))
 
     @staticmethod
     def _key(version: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,9 @@ import torch
 from rlmesh.segments import SEGMENTS
 from rlmesh.weights.snapshot import WeightsError
 
+# A handle is unpickled more than once in a process; what the process wrote is the same for all of them. By the store.
+_WRITTEN: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+
 
 @dataclass(frozen=True)
 class Location:
@@ -22,6 +26,7 @@ class Location:
 
     name: str
     host: str  # `host_identity()` of the writer
+    process: int  # the writer's number on that host
     path: str | None = None  # the file in the host's shared memory, where there is one
     remote: Any = None  # Monarch's RDMABuffer, where there is one
 
@@ -49,19 +54,36 @@ class Transport(Protocol):
 
 
 class SharedMemory:
-    """A file in /dev/shm: every process of the host maps the same bytes, and nothing is copied to read them."""
+    """A file in /dev/shm: every process of the host maps the same bytes, and nothing is copied to read them.
+
+    A file whose bytes nobody needs any more is written again, by the process that wrote it and still has it mapped: new memory
+    costs more than the copy into it. One such file is kept, the others go.
+    """
 
     def __init__(self, prefix: str):
         self._prefix = prefix
 
+    @property
+    def _mapped(self) -> dict[str, torch.Tensor]:
+        """What this process wrote, by its name."""
+        return _WRITTEN[self._prefix]
+
     def allocate(self, name: str, size_bytes: int) -> torch.Tensor:
-        return map_segment(self._path(name), size_bytes, create=True)
+        for old, flat in list(self._mapped.items()):
+            if flat.numel() != size_bytes:  # of another model
+                _spare(self._path(old)).unlink(missing_ok=True)
+            elif self._rename(_spare(self._path(old)), self._path(name)):
+                self._mapped[name] = self._mapped.pop(old)
+                return flat
+        self._mapped[name] = map_segment(self._path(name), size_bytes, create=True)
+        return self._mapped[name]
 
     def abandon(self, name: str) -> None:
+        self._mapped.pop(name, None)
         self._path(name).unlink(missing_ok=True)
 
     async def offer(self, name: str, flat: torch.Tensor) -> Location:
-        return Location(name, host_identity(), str(self._path(name)))
+        return Location(name, host_identity(), os.getpid(), str(self._path(name)))
 
     async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
         if location.host != host_identity():
@@ -72,24 +94,47 @@ class SharedMemory:
         return map_segment(Path(location.path), size_bytes)
 
     async def drop(self, location: Location) -> None:
-        if location.host == host_identity():
-            Path(location.path).unlink(missing_ok=True)
+        if location.host != host_identity():
+            return
+        path = Path(location.path)
+        if Path(f"/proc/{location.process}").exists():
+            self._rename(path, _spare(path))
+        else:
+            path.unlink(missing_ok=True)
 
     async def keep(self, names: set[str]) -> None:
-        pass  # the writer has let go of the bytes already; whoever drops the last reference frees them
+        unneeded = [name for name in self._mapped if name not in names]
+        for name in unneeded[:-1] if names else unneeded:
+            del self._mapped[name]
+            _spare(self._path(name)).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return SEGMENTS / f"{self._prefix}-{name}"
+
+    @staticmethod
+    def _rename(old: Path, new: Path) -> bool:
+        try:
+            old.rename(new)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _spare(path: Path) -> Path:
+    """What a file is called while its bytes are nobody's."""
+    return path.with_name(f"{path.name}.spare")
 
 
 class Rdma:
     """Monarch's RDMABuffer over the writer's memory: one read, over ibverbs or, where there is none, TCP."""
 
-    def __init__(self):
-        self._offered: dict[str, tuple[torch.Tensor, Any]] = {}
+    def __init__(self, store_name: str):
+        self._store_name = store_name
 
-    def __getstate__(self) -> dict:
-        return {"_offered": {}}
+    @property
+    def _offered(self) -> dict[str, tuple[torch.Tensor, Any]]:
+        """What this process wrote, and how others get it."""
+        return _WRITTEN[f"{self._store_name} rdma"]
 
     def allocate(self, name: str, size_bytes: int) -> torch.Tensor:
         return torch.zeros(size_bytes, dtype=torch.uint8)
@@ -100,7 +145,7 @@ class Rdma:
     async def offer(self, name: str, flat: torch.Tensor) -> Location:
         remote = await asyncio.to_thread(_register, flat)
         self._offered[name] = flat, remote  # the memory must stay while others read it
-        return Location(name, host_identity(), remote=remote)
+        return Location(name, host_identity(), os.getpid(), remote=remote)
 
     async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
         flat = torch.zeros(size_bytes, dtype=torch.uint8)
@@ -120,7 +165,7 @@ class Auto:
     """Shared memory for the readers on the writer's host; for those on other hosts, if there are any, RDMA from the same bytes."""
 
     def __init__(self, prefix: str, across_hosts: bool):
-        self._shared, self._rdma = SharedMemory(prefix), Rdma() if across_hosts else None
+        self._shared, self._rdma = SharedMemory(prefix), Rdma(prefix) if across_hosts else None
 
     def allocate(self, name: str, size_bytes: int) -> torch.Tensor:
         return self._shared.allocate(name, size_bytes)
@@ -132,7 +177,7 @@ class Auto:
         location = await self._shared.offer(name, flat)
         if self._rdma is None:
             return location
-        return Location(name, location.host, location.path, (await self._rdma.offer(name, flat)).remote)
+        return replace(location, remote=(await self._rdma.offer(name, flat)).remote)
 
     async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
         if location.host == host_identity() or location.remote is None:
@@ -145,6 +190,7 @@ class Auto:
     async def keep(self, names: set[str]) -> None:
         if self._rdma:
             await self._rdma.keep(names)
+        await self._shared.keep(names)
 
 
 class TorchStoreBytes:
@@ -163,7 +209,7 @@ class TorchStoreBytes:
         import torchstore
 
         await torchstore.put(f"bytes.{name}", flat, store_name=self._store_name)
-        return Location(name, host_identity())
+        return Location(name, host_identity(), os.getpid())
 
     async def read(self, location: Location, size_bytes: int) -> torch.Tensor:
         import torchstore
@@ -184,7 +230,7 @@ def make_transport(name: str, store_name: str, across_hosts: bool) -> Transport:
     if name == "auto":
         return Auto(store_name, across_hosts)
     if name == "rdma":
-        return Rdma()
+        return Rdma(store_name)
     return SharedMemory(store_name) if name == "shared_memory" else TorchStoreBytes(store_name)
 
 
