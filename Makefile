@@ -21,8 +21,8 @@ test-all: setup ## every test, the long ones too
 lint: setup ## ruff
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
 
-bench: setup ## the figures of docs/performance.md
-	@$(PY) benchmarks/blackjack.py
+bench: setup ## the figures of docs/performance.md (half an hour; leave the machine alone)
+	@for each in blackjack throughput weight_sync episodes; do $(PY) benchmarks/$$each.py || exit 1; done
 
 lock: ## regenerate requirements/*.txt (needs uv)
 	@scripts/lock.sh

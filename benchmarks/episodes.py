@@ -1,123 +1,127 @@
-"""Episodes a second with a policy that answers at once: what environment, workers, reward and buffer can do without a model.
+"""Episodes a second with a policy that answers at once: what the controller, the workers and the buffer can do.
 
-    python benchmarks/episodes.py [--seconds 8] [--workers 1]
+    python benchmarks/episodes.py [--seconds 8]
 
-BlackJack episodes by the real actors, 1 to 512 at a time; the policy alone is a stand-in. Writes benchmarks/results/episodes.json.
+RolloutWorker, RewardActor, ReplayBuffer and the environment server are those of a run (benchmarks/throughput.yaml: one turn of 32
+tokens); 1, 8, 64 and 512 episodes go on at the same time. Prints a table and writes benchmarks/results/episodes.json.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import os
+import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import orjson
+import psutil
 import typer
-from monarch.actor import Actor, concurrent_endpoint, this_host
+from blackjack import processor_seconds
+from char_model import build_char_model
+from instant_policy import InstantMesh
 from rich.console import Console
 from rich.table import Table
 
-from rlmesh import RewardActor, RolloutWorker, load_recipe
-from rlmesh.actors.env_host import EnvHost
-from rlmesh.actors.replay_buffer import ReplayBuffer
-from rlmesh.mesh.service import Service
-from rlmesh.models.source import resolve_model
-from rlmesh.recipe import Recipe
-from rlmesh.rollout.render import Renderer
-from rlmesh.rollout.types import Completion, GenerateRequest, Task
+from rlmesh.recipe import Recipe, load_recipe
+from rlmesh.rollout.types import Task
+from rlmesh.seeds import fan_out
+from rlmesh.tasks import together
 
-ROOT = Path(__file__).parents[1]
-AT_A_TIME = (1, 8, 64, 512)
-_GROUP = 8
-_WARM_UP_S = 2.0
-_LIMIT_S = 60.0
+HERE = Path(__file__).parent
+_CONCURRENT = (1, 8, 64, 512)
+_GROUP_SIZE = 8
+_ACTORS = ["policy", "replay_buffer", "reward", "rollout", "env"]
 
 
-class InstantPolicy(Actor):
-    """Answers `stand` at once."""
+class Wave:
+    """Keeps a number of episodes going, and takes them from the buffer as a trainer does: one step's groups at a time."""
 
-    def __init__(self, answer: list[int]):
-        self._completion = Completion(answer, [-0.1] * len(answer), "stop", [0] * len(answer))
+    def __init__(self, mesh: InstantMesh, concurrent: int, first_step: int):
+        self._mesh, self._step = mesh, first_step
+        # Two steps go on at the same time, so that new groups begin while the last of the step before end.
+        self._steps = min(2, concurrent)
+        self._size = min(_GROUP_SIZE, concurrent // self._steps)
+        self._groups = concurrent // self._steps // self._size
 
-    @concurrent_endpoint
-    async def generate(self, requests: list[GenerateRequest]) -> list[list[Completion]]:
-        return [[self._completion] * request.n for request in requests]
+    async def play(self, seconds: float) -> tuple[int, int]:
+        """Returns the episodes that were made and the step to go on from."""
+        first, deadline = self._step, time.monotonic() + seconds
+        going = [self._start() for _ in range(self._steps)]
+        while going:
+            step = self._step - len(going)
+            await going.pop(0)
+            await self._mesh.replay_buffer.take(step, version=0, count=self._groups)
+            if time.monotonic() < deadline:
+                going.append(self._start())
+        return (self._step - first) * self._groups * self._size, self._step
 
+    def _start(self) -> asyncio.Task:
+        self._step += 1
+        return asyncio.create_task(self._play_step(self._step - 1))
 
-async def start(recipe: Recipe, folder: Path, workers: int) -> tuple[Service, Service]:
-    """The actors around a policy, each in a process of its own; handles to the rollout workers and to the buffer."""
-    model = resolve_model(recipe.model, folder, 0)
-    names = ["policy", "reward", "buffer", "env", *(f"rollout_{i}" for i in range(workers))]
-    procs = {name: this_host().spawn_procs({"procs": 1}, name=name) for name in names}
+    async def _play_step(self, step: int) -> None:
+        await together(*[self._play_group(step, index) for index in range(self._groups)])
 
-    def service(name: str, cls: type[Actor], *args) -> Service:
-        return Service(name, [procs[name].spawn(name, cls, *args)], _LIMIT_S)
-
-    answer = Renderer(model, recipe.rollout.system_prompt).answer("stand")
-    policy, reward = service("policy", InstantPolicy, answer), service("reward", RewardActor, recipe.reward)
-    env, buffer = (
-        service("env", EnvHost, recipe.env, str(folder)),
-        service("buffer", ReplayBuffer, recipe.replay_buffer),
-    )
-    arguments = (recipe.rollout, recipe.env, str(model), recipe.model.max_length, policy, reward)
-    actors = [procs[name].spawn(name, RolloutWorker, *arguments) for name in names if name.startswith("rollout")]
-    rollout = Service("rollout", actors, _LIMIT_S)
-    await reward.setup()
-    await rollout.each("setup", [await env.start()])
-    return rollout, buffer
-
-
-async def play(rollout: Service, buffer: Service, at_a_time: int, seconds: float, step: int) -> tuple[float, float]:
-    """Episodes a second, and the controller's processor seconds for each, with `at_a_time` of them going on."""
-    size = min(_GROUP, at_a_time)
-    done, indices, end = 0, iter(range(10**9)), time.monotonic() + _WARM_UP_S + seconds
-
-    async def keep_playing() -> None:
-        nonlocal done
-        while time.monotonic() < end:
-            index = next(indices)
-            group, _ = await rollout.run_group(Task(step, index, size, seed=index, shared_seed=index))
-            await buffer.put(group)
-            done += size
-
-    players = [asyncio.create_task(keep_playing()) for _ in range(at_a_time // size)]
-    await asyncio.sleep(_WARM_UP_S)
-    before, began, used = done, time.monotonic(), time.process_time()
-    await asyncio.sleep(seconds)
-    played, took, used = done - before, time.monotonic() - began, time.process_time() - used
-    await asyncio.gather(*players)
-    await buffer.take(step, version=0, count=next(indices))
-    return played / took, used / max(1, played)
+    async def _play_group(self, step: int, index: int) -> None:
+        seeds = [fan_out(0, name, step, index) for name in ("group", "task")]
+        group, _ = await self._mesh.rollout.run_group(Task(step, index, self._size, *seeds))
+        await self._mesh.replay_buffer.put(group)
 
 
-async def measure(seconds: float, workers: int) -> list[dict[str, float]]:
-    """A row for each number of episodes at a time."""
-    recipe = load_recipe(ROOT / "configs" / "blackjack.yaml", ["env.sessions=512"])
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        rollout, buffer = await start(recipe, Path(folder), workers)
-        for step, at_a_time in enumerate(AT_A_TIME):
-            rate, used = await play(rollout, buffer, at_a_time, seconds, step)
-            rows.append({"at_a_time": at_a_time, "episodes_per_s": rate, "controller_cpu_s_per_episode": used})
+async def measure(recipe: Recipe, seconds: float) -> list[dict[str, Any]]:
+    """A row for each number of episodes at the same time."""
+    rows, step, me = [], 0, psutil.Process()
+    async with InstantMesh(recipe, actors=_ACTORS) as mesh:
+        for concurrent in _CONCURRENT:
+            _, step = await mesh.guard(Wave(mesh, concurrent, step).play(seconds / 4))  # sessions open, caches fill
+            before, began = processor_seconds(me), time.monotonic()
+            episodes, step = await mesh.guard(Wave(mesh, concurrent, step).play(seconds))
+            elapsed, used = time.monotonic() - began, processor_seconds(me)
+            rows.append(_row(concurrent, episodes, elapsed, used - before, rows))
     return rows
 
 
-def main(seconds: float = 8.0, workers: int = 1) -> None:
-    """Measure, show and write."""
-    rows = asyncio.run(measure(seconds, workers))
-    table = Table(*rows[0])
+def _row(
+    concurrent: int, episodes: int, elapsed: float, used: Counter[str], before: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """`slope`: 1 where twice the episodes at the same time are twice as many a second, 0 where they are as many."""
+    rate, slope = episodes / elapsed, None
+    if before:
+        last = before[-1]
+        slope = math.log(rate / last["episodes_per_s"]) / math.log(concurrent / last["concurrent"])
+    names = {"PolicyServer": "instant policy", "other": "controller"}
+    milliseconds = {names.get(name, name): 1000 * seconds / episodes for name, seconds in used.most_common()}
+    return {"concurrent": concurrent, "episodes_per_s": rate, "slope": slope, "cpu_ms_per_episode": milliseconds}
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """The table; the last columns are processor milliseconds an episode, by process."""
+    processes = list(rows[-1]["cpu_ms_per_episode"])
+    table = Table("at the same time", "episodes/s", "slope", "CPU ms", *processes, title=f"{os.cpu_count()} cores")
     for row in rows:
-        table.add_row(*(f"{value:.4g}" for value in row.values()))
-    Console().print(table)
-    slope = np.polyfit(np.log([row["at_a_time"] for row in rows]), np.log([row["episodes_per_s"] for row in rows]), 1)[
-        0
-    ]
-    print(f"slope (1: ten times the episodes at a time make ten times as many a second; 0: none more): {slope:.2f}")
-    result = {"workers": workers, "rows": rows, "log_slope": slope}
-    (ROOT / "benchmarks" / "results" / "episodes.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
+        used = row["cpu_ms_per_episode"]
+        slope = "" if row["slope"] is None else f"{row['slope']:.2f}"
+        numbers = [f"{used.get(name, 0.0):.2f}" for name in processes]
+        total = f"{sum(used.values()):.2f}"
+        table.add_row(str(row["concurrent"]), f"{row['episodes_per_s']:.0f}", slope, total, *numbers)
+    Console(width=160).print(table)
+
+
+def main(seconds: float = 8.0, out: Path = HERE / "results" / "episodes.json") -> None:
+    """Run, show and write."""
+    with tempfile.TemporaryDirectory() as folder:
+        build_char_model(Path(folder) / "model")
+        overrides = [f"model.source={folder}/model", f"run.dir={folder}/run", "env.sessions=512"]
+        rows = asyncio.run(measure(load_recipe(HERE / "throughput.yaml", overrides), seconds))
+    show(rows)
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(typer.run(main))

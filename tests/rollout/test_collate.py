@@ -93,3 +93,9 @@ def test_advantages_do_not_mix_groups():
     batch = collate(with_advantages(group([1.0, 1.0]), group([0.0, 2.0], index=1)))
     assert np.unique(batch.advantages[: batch.offsets[2]]).tolist() == [0.0]
     assert sorted(np.unique(batch.advantages[batch.offsets[2] :]).tolist()) == [-1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("advantages", [[0.0], [0.0, float("nan")], 1.0, [[0.0, 0.0]]])
+def test_advantages_that_are_not_a_finite_number_for_each_episode_are_refused(advantages):
+    with pytest.raises(ValueError, match="for a group of 2, which needs a finite number for each"):
+        assign_advantages([group([0.0, 1.0])], lambda rewards: advantages)
