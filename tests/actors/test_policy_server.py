@@ -31,10 +31,15 @@ def asking(seed=0, n=1, max_tokens=8, prompt=PROMPT):
 async def update(policy, seed, scale=0.1):
     """Other weights, as the next version; returns transformers' model with the same."""
     model = reference.perturbed(policy.model_path, seed, scale)
+    return model, await serve(policy, model)
+
+
+async def serve(policy, model) -> int:
+    """The model's weights, as the next version."""
     version = next(policy.versions)
     await policy.store.publish(version, reference.weights_of(model))
     await policy.service.fetch(version)
-    return model, version
+    return version
 
 
 def distance(policy, model, sample, logprobs) -> np.ndarray:
@@ -112,11 +117,12 @@ async def test_no_two_streams_are_the_same(policy):
 async def meet_an_update(policy):
     """Requests that an update meets; transformers' model of each version, and the samples."""
     old, before = await update(policy, 3)
+    new = reference.perturbed(policy.model_path, 4)  # takes longer than the requests
     # More than run at the same time, some of several samples, some short enough to have ended before.
     requests = [asking(seed=s, n=1 + s % 3, max_tokens=4 + s % 24) for s in range(400)]
     running = asyncio.create_task(policy.service.generate(requests))
     await asyncio.sleep(0.1)
-    new, after = await update(policy, 4)
+    after = await serve(policy, new)
     groups = await running
     assert [len(group) for group in groups] == [request.n for request in requests]
     [[later]] = await policy.service.generate([requests[0]])
