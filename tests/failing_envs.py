@@ -1,7 +1,6 @@
 """Environment servers that go wrong, each in its own way; rlmesh starts this module as it would any other."""
 
 import os
-import threading
 
 from blackjack_env.models import BlackjackAction, BlackjackObservation, BlackjackState
 from blackjack_env.server.environment import BlackjackEnvironment
@@ -12,8 +11,7 @@ class DiesWhenPlayed(BlackjackEnvironment):
     """Begins an episode, and takes its whole server along at the first answer."""
 
     def step(self, action, **_):
-        threading.Timer(0.01, os._exit, (1,)).start()
-        return super().step(action)
+        os._exit(1)
 
 
 dies_when_played = create_fastapi_app(

@@ -160,10 +160,10 @@ async def small_server(tmp_path, monkeypatch):
 
 
 async def test_server_at_capacity_is_waited_for(small_server):
-    pool = EnvPool(small_server.url, EnvConfig(step_timeout_s=0.5))
+    impatient, pool = (EnvPool(small_server.url, EnvConfig(step_timeout_s=limit_s)) for limit_s in (0.5, 10.0))
     async with pool.lease() as held:
         await held.reset(seed=1)
-        async with pool.lease() as session:
+        async with impatient.lease() as session:
             with pytest.raises(EnvFailure, match="no free session") as failure:
                 await session.reset(seed=2)
             assert failure.value.outcome is Outcome.CAPACITY

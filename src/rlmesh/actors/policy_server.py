@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Coroutine
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -191,7 +192,7 @@ class PolicyServer(NeedsSetup):
         except TimeoutError:
             raise ActorFailure(f"PolicyServer: vLLM did not answer within {limit_s:g} s") from None
         except EngineDeadError:
-            raise self._failure or ActorFailure("PolicyServer: vLLM's engine died; the actor's log says why") from None
+            raise self._failure or _died() from None
 
     async def _attempt(self, name: str, prompt: list[int], sampling) -> tuple[Any, Versions]:
         # What `AsyncLLM.generate` does for one final output; but it does not tell when the engine has the request.
@@ -242,11 +243,11 @@ class PolicyServer(NeedsSetup):
             began = time.monotonic()
             manifest = await self._store.manifest(version)
             check_shapes(manifest, self._shapes)
-            await self._hand_over(manifest)
+            await self._while_alive(self._hand_over(manifest))
             paused = time.monotonic()
             self._verified.clear()
             try:
-                await self._load(version)
+                await self._while_alive(self._load(version))
                 ended = time.monotonic()
                 if manifest.probe:
                     await self._verify(manifest)
@@ -254,6 +255,16 @@ class PolicyServer(NeedsSetup):
                 self._verified.set()
             await self._store.acknowledge(self._reader, version)
         return {"fetch_s": time.monotonic() - began, "paused_s": ended - paused}
+
+    async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+        """What is asked of an engine that has died would be waited for for ever."""
+        task, alive = asyncio.ensure_future(work), self._engine.output_handler
+        await asyncio.wait({task, alive}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            raise self._failure or _died()
+        await task
 
     async def _hand_over(self, manifest: Manifest) -> None:
         """Give the version's bytes to vLLM's worker, which checks them; requests are served meanwhile."""
@@ -311,12 +322,12 @@ class PolicyServer(NeedsSetup):
         """
         if not self._config.sleep:
             raise ActorFailure("PolicyServer: sleep needs policy.sleep: true, which vLLM has to know when it starts")
-        await self._engine.sleep(level=1, mode="wait")
+        await self._while_alive(self._engine.sleep(level=1, mode="wait"))
 
     @concurrent_endpoint
     async def wake_up(self) -> None:
         """Take the memory again and serve, with the weights as they were."""
-        await self._engine.wake_up()
+        await self._while_alive(self._engine.wake_up())
 
     @concurrent_endpoint
     async def version(self) -> int:
@@ -350,3 +361,7 @@ class PolicyServer(NeedsSetup):
             self._running -= 1
             if self._running == 0:
                 self._busy.append((self._busy_since, time.monotonic()))
+
+
+def _died() -> ActorFailure:
+    return ActorFailure("PolicyServer: vLLM's engine died; the actor's log says why")

@@ -41,7 +41,11 @@ for _module in (
 ):
     import_module(_module)
 
-from vllm.v1.engine.core import EngineCore  # noqa: E402  what is above makes it cheap
+import torch  # noqa: E402  what is above makes these cheap
+from vllm.v1.engine.core import EngineCore  # noqa: E402
+
+# Linux has to allow a process the tiles of newer CPUs before it uses them; vLLM's attention in bfloat16 does, and asks nobody.
+torch.cpu._init_amx()
 
 
 def _output_counts(core: EngineCore) -> dict[str, int]:

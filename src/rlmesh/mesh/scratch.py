@@ -17,17 +17,22 @@ import psutil
 
 from rlmesh.segments import PREFIX_VARIABLE, SEGMENTS, own_prefix
 
-# Outlives the process: its input ends when that does. It kills what still has the run's mark, which a reward may have started, and
-# removes the rest; what is dying meanwhile may write something after the first time.
+# Outlives the process: its input ends when that does. It kills what still has the run's mark (Monarch may be starting a process just
+# then, a reward may have started one) and removes the rest, until there has been nothing of both for three times.
 _REAPER = """
 cat >/dev/null
-for wait in 0 3 7; do
-    sleep $wait
+clean=0
+for second in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    found=
     for marked in $(grep -slF "$3" /proc/[0-9]*/environ); do
-        process=${marked#/proc/}
+        found=yes process=${marked#/proc/}
         kill -9 "${process%/environ}"
     done
+    [ -e "$1" ] && found=yes
     rm -rf -- "$1" "$2"*
+    if [ $found ]; then clean=0; else clean=$((clean + 1)); fi
+    [ $clean -eq 3 ] && exit
+    sleep 1
 done
 """
 
@@ -120,12 +125,11 @@ def _place_of_this_process() -> _Place:
 
 
 def leave() -> None:
-    """At the end of this process: remove its place now, and not when the reaper does."""
+    """At the end of this process: remove its place now; the reaper makes sure, and ends some seconds later."""
     if _place_of_this_process.cache_info().currsize:
         place = _place_of_this_process()
         shutil.rmtree(place.folder, ignore_errors=True)
-        place.reaper.kill()
-        place.reaper.wait()
+        place.reaper.stdin.close()
         _place_of_this_process.cache_clear()
 
 
