@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from monarch.actor import concurrent_endpoint, context
@@ -25,6 +25,8 @@ from rlmesh.rollout.types import Completion, GenerateRequest
 if TYPE_CHECKING:
     from rlmesh.weights import WeightStore
     from rlmesh.weights.snapshot import Manifest
+
+Result = TypeVar("Result")
 
 _FORK_SERVER_MODULE = "rlmesh.actors.vllm_fork_server"
 # Mean distance to the trainer's logprobs of the probe, in nats. Rounding gives 1e-6 in float32 and 0.01 in bfloat16; a head that
@@ -235,7 +237,7 @@ class PolicyServer(NeedsSetup):
         """
         if self._store is None:
             raise ActorFailure("PolicyServer: fetch needs the WeightStore that setup takes")
-        if await self._engine.is_sleeping():
+        if await self._while_alive(self._engine.is_sleeping()):
             raise ActorFailure("PolicyServer: fetch needs an engine that is awake; call wake_up first")
         from rlmesh.weights.snapshot import check_shapes
 
@@ -256,7 +258,7 @@ class PolicyServer(NeedsSetup):
             await self._store.acknowledge(self._reader, version)
         return {"fetch_s": time.monotonic() - began, "paused_s": ended - paused}
 
-    async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
         """What is asked of an engine that has died would be waited for for ever."""
         task, alive = asyncio.ensure_future(work), self._engine.output_handler
         await asyncio.wait({task, alive}, return_when=asyncio.FIRST_COMPLETED)
@@ -264,7 +266,7 @@ class PolicyServer(NeedsSetup):
             task.cancel()
             await asyncio.wait({task})
             raise self._failure or _died()
-        await task
+        return task.result()
 
     async def _hand_over(self, manifest: Manifest) -> None:
         """Give the version's bytes to vLLM's worker, which checks them; requests are served meanwhile."""
