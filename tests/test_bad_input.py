@@ -73,7 +73,22 @@ BEFORE = {
     "nothing filled in": (["model.source=???"], "model.source: a value is needed in place of '???'"),
     "seed too large": ([f"run.seed={2**64}"], f"run.seed: {2**64} must be below"),
     "too many": (["placement.actors.rollout.replicas=100000"], "placement.actors.rollout.replicas: 100000 must be at"),
-    "evaluation's arguments": (["eval.args.states=12"], "eval.args: blackjack failed: TypeError: "),
+    "evaluation's arguments": (
+        ["eval.args.rule=x"],
+        "eval.args.rule: rlmesh.evals.blackjack.BlackjackEvaluator has no such",
+    ),
+    "evaluation's rules": (
+        ["eval.args.rules=x"],
+        "eval.args: blackjack failed: ValueError: rules 'x' are unknown; choose",
+    ),
+    "reward's arguments": (
+        ["reward.args.bonus=1"],
+        "reward.args.bonus: rlmesh.rewards.episode_return has no such argument",
+    ),
+    "warm start's arguments": (
+        ["warm_start.args.rule=x"],
+        "warm_start.args.rule: blackjack_env.warm_start.random_play has no such argument; did you mean 'rules'?",
+    ),
     "not an override": (["run.steps"], "'run.steps': an override is key=value"),
     "no evaluation": (["eval.name=blakjack"], "eval.name: 'blakjack' is none of blackjack; did you mean 'blackjack'?"),
 }

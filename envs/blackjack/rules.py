@@ -17,6 +17,12 @@ DECK = tuple(card for card in range(1, 10) for _ in range(4)) + (10,) * 16
 INVALID_REWARD = -1.0
 
 
+def check_rules(rules: str) -> None:
+    """Raises: ValueError that names the rules there are."""
+    if rules not in RULES:
+        raise ValueError(f"rules '{rules}' are unknown; choose one of {', '.join(RULES)}")
+
+
 def total_of(hand: Sequence[int]) -> tuple[int, bool]:
     """Total of a hand and whether it is soft, which is that an ace counts 11.
 
@@ -56,6 +62,7 @@ class Game:
     """
 
     def __init__(self, rules: Rules, seed: int | None = None, deal_seed: int | None = None):
+        check_rules(rules)
         self.rules = rules
         self._cards = list(DECK)
         # The prefixes keep the two streams apart when both seeds are the same number.

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from blackjack_env.rules import INVALID_REWARD, RULES, Rules, is_natural
+from blackjack_env.rules import INVALID_REWARD, RULES, Rules, check_rules, is_natural
 from blackjack_env.text import observation_text
 
 _COUNTS_C = np.array([4] * 9 + [16])
@@ -110,6 +110,7 @@ class Solver:
     """
 
     def __init__(self, rules: Rules):
+        check_rules(rules)
         self.rules = rules
         self._single_deck = rules == "single_deck"
         self._build_hands()

@@ -1,10 +1,17 @@
 """Anything swappable in a recipe is an import path: `my_package.my_module.my_function`."""
 
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 
 from rlmesh.errors import RecipeError, RLMeshError
+
+# Frames of libraries, and of rlmesh itself, are not where a user looks for the fault.
+_NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_NOT_THE_USERS += (str(Path(__file__).parent), "<frozen")
 
 
 def import_path(path: str, key: str) -> Callable:
@@ -17,7 +24,7 @@ def import_path(path: str, key: str) -> Callable:
     except ModuleNotFoundError as error:
         raise RecipeError(f"{key}: cannot import '{path}': there is no module '{error.name}'") from error
     except (Exception, SystemExit) as error:  # whatever the module does when it is imported
-        raise RecipeError(f"{key}: cannot import '{path}': {type(error).__name__}: {error}") from error
+        raise RecipeError(f"{key}: cannot import '{path}': {described(error)}") from error
     try:
         return getattr(module, name)
     except AttributeError:
@@ -32,4 +39,11 @@ def running(path: str, key: str) -> Iterator[None]:
     except RLMeshError:
         raise
     except (Exception, SystemExit) as error:
-        raise RecipeError(f"{key}: {path} failed: {type(error).__name__}: {error}") from error
+        raise RecipeError(f"{key}: {path} failed: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """An error of code that is not rlmesh's, in one line: its type, its text, and the place in the user's file."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import sys
-import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from rlmesh import schedule
 from rlmesh.algorithms.config import WarmStartConfig
+from rlmesh.code_checks import code_problems, find_module, nearest_of
 from rlmesh.errors import RecipeError
 from rlmesh.evals import EVALUATORS
 from rlmesh.losses import POLICY_LOSSES
 from rlmesh.losses.advantages import ADVANTAGES
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.models.folder import architecture_problem, check_folder, read_config
+from rlmesh.models.source import missing_folder
 from rlmesh.recipe import Recipe
 
 _OPERATORS = {"ge": ("at least", lambda v, x: v >= x), "gt": ("above", lambda v, x: v > x)}
@@ -71,7 +69,7 @@ def _value_problems(value: Any, where: str, metadata: Any, total_steps: int) -> 
         yield from wrong
         return
     if metadata["choices"] is not None and value not in metadata["choices"]:
-        yield f"{where}: {value!r} is not one of {', '.join(map(str, metadata['choices']))}" + _nearest(
+        yield f"{where}: {value!r} is not one of {', '.join(map(str, metadata['choices']))}" + nearest_of(
             str(value), map(str, metadata["choices"])
         )
     numbers = value if isinstance(value, (list, tuple)) else schedule.ends(value) if metadata["schedule"] else [value]
@@ -97,32 +95,25 @@ def _schedule_problems(value: Any, where: str, total_steps: int) -> Iterator[str
         yield f"{where}: {problem}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{nearest[0]}'?" if nearest else ""
-
-
-def _import_problems(recipe: Recipe) -> list[str]:
-    """Import paths are looked up without importing them: the packages behind them may be heavy."""
-    named = [
-        ("algorithm.loss", recipe.algorithm.loss, list(POLICY_LOSSES)),
-        ("algorithm.advantage", recipe.algorithm.advantage, list(ADVANTAGES)),
-        ("eval.name", recipe.eval.name, list(EVALUATORS)),
-        ("reward.function", recipe.reward.function, []),
-    ]
-    if not recipe.eval.name:
-        named = [entry for entry in named if entry[0] != "eval.name"]
-    if recipe.warm_start:
-        named.append(("warm_start.data", recipe.warm_start.data, []))
+def _import_problems(recipe: Recipe) -> Iterator[str]:
+    """Whatever a recipe names by its import path, and the arguments that it gives to it."""
+    yield from code_problems("algorithm.loss", recipe.algorithm.loss, POLICY_LOSSES)
+    yield from code_problems("algorithm.advantage", recipe.algorithm.advantage, ADVANTAGES)
+    yield from code_problems("reward.function", recipe.reward.function, args=recipe.reward.args, places=1)
+    if recipe.eval.name:
+        yield from code_problems(
+            "eval.name", EVALUATORS.get(recipe.eval.name, recipe.eval.name), EVALUATORS, args=recipe.eval.args
+        )
+    if start := recipe.warm_start:
+        yield from code_problems("warm_start.data", start.data, args=start.args, given=["seed", "count"])
     if ":" in recipe.env.app and not recipe.env.url:
-        named.append(("env.app", recipe.env.app.replace(":", ".", 1), []))
-    return [problem for entry in named if (problem := _import_problem(*entry))]
+        yield from code_problems("env.app", recipe.env.app.replace(":", ".", 1))
 
 
 def _tracker_problems(recipe: Recipe) -> Iterator[str]:
     """Trackers are packages of their own."""
     for tracker in ("wandb", "trackio"):
-        if getattr(recipe.metrics, tracker) and _find_module(tracker) is None:
+        if getattr(recipe.metrics, tracker) and find_module(tracker) is None:
             yield f"metrics.{tracker}: the package '{tracker}' is not installed"
 
 
@@ -134,69 +125,8 @@ def _batch_invariance_problems(recipe: Recipe) -> Iterator[str]:
     ):
         if wanted and not (actor.gpus or actor.gpus_of):
             yield f"{key}: these kernels need a GPU, and the actor has none (placement.actors)"
-    if recipe.trainer.batch_invariant and _find_module("batch_invariant_ops") is None:
+    if recipe.trainer.batch_invariant and find_module("batch_invariant_ops") is None:
         yield "trainer.batch_invariant: the package 'batch_invariant_ops' is not installed"
-
-
-def _import_problem(key: str, name: str, known: list[str]) -> str | None:
-    if name in known:
-        return None
-    module, _, attribute = name.rpartition(".")
-    if not module and known:
-        return f"{key}: '{name}' is none of {', '.join(known)}" + (
-            _nearest(name, known) or "; one of your own is named by its import path"
-        )
-    if not module or not all(part.isidentifier() for part in name.split(".")):
-        return f"{key}: '{name}' is not an import path such as my_package.my_module.my_function"
-    if module == "__main__":
-        return f"{key}: '{name}' cannot be imported by the actors' own processes; move '{attribute}' into a module"
-    spec = _find_module(module)
-    if spec is None:
-        return f"{key}: cannot import '{name}': there is no module '{module}'"
-    if spec.origin and spec.origin.endswith(".py"):
-        try:
-            with tokenize.open(spec.origin) as source:
-                names = _top_level_names(source.read())
-        except SyntaxError as error:
-            return f"{key}: cannot import '{name}': {spec.origin}, line {error.lineno}: {error.msg}"
-        if names is not None and attribute not in names:
-            return f"{key}: module '{module}' has no '{attribute}'{_nearest(attribute, sorted(names))}"
-    return None
-
-
-def _find_module(name: str) -> ModuleSpec | None:
-    """Where a module would be imported from. `importlib.util.find_spec` would import the packages above it."""
-    if name in sys.modules:
-        return getattr(sys.modules[name], "__spec__", None)
-    parent = name.rpartition(".")[0]
-    path = None
-    if parent:
-        package = _find_module(parent)
-        if package is None or package.submodule_search_locations is None:
-            return None
-        path = package.submodule_search_locations
-    found = (finder.find_spec(name, path) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
-
-
-def _top_level_names(source: str) -> set[str] | None:
-    """Names that a module defines or imports; None where that can only be known by running it."""
-    names: set[str] = set()
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            if node.name == "__getattr__":
-                return None
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            if any(alias.name == "*" for alias in node.names):
-                return None
-            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names.update(n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
-        elif not isinstance(node, ast.Expr):
-            return None
-    return names
 
 
 def _combination_problems(recipe: Recipe) -> Iterator[str]:
@@ -267,6 +197,8 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     """What the model's files say, where they are: the recipe's own copy of config.json, and the model's folder."""
     model = recipe.model
     folder = Path(model.source).expanduser()
+    if not model.config and (problem := missing_folder(model.source)):
+        yield problem
     key, path = ("model.config", Path(model.config)) if model.config else ("model.source", folder / "config.json")
     if not (model.config or (folder.is_dir() and path.exists())):
         return

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from blackjack_env.models import BlackjackAction, BlackjackObservation, BlackjackState
-from blackjack_env.rules import INVALID_REWARD, RULES, Game, total_of
+from blackjack_env.rules import INVALID_REWARD, Game, total_of
 from blackjack_env.solver import solver
 from blackjack_env.text import observation_text, parse_answer
 from openenv.core.env_server.interfaces import Environment
@@ -46,8 +46,6 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
         if unknown:
             names = ", ".join(f"'{name}'" for name in sorted(unknown))
             raise ValueError(f"reset does not know {names}; it takes seed, deal_seed, rules and episode_id")
-        if rules not in RULES:
-            raise ValueError(f"rules '{rules}' are unknown; choose one of {', '.join(RULES)}")
         for name, value in (("seed", seed), ("deal_seed", deal_seed)):
             if value is not None and type(value) is not int:
                 raise ValueError(f"{name} must be a whole number or null, not {value!r}")

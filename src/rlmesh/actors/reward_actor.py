@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from monarch.actor import concurrent_endpoint
 from rlmesh.actors.config import RewardConfig
 from rlmesh.actors.needs_setup import NeedsSetup
 from rlmesh.errors import ActorFailure
-from rlmesh.imports import import_path
+from rlmesh.imports import described, import_path
 from rlmesh.rollout.types import Episode
 from rlmesh.tasks import together
 
@@ -119,9 +120,8 @@ class RewardActor(NeedsSetup):
         except ActorFailure:
             raise
         except (Exception, SystemExit) as error:  # `sys.exit` in a reward must not end the actor without a word
-            raise ActorFailure(
-                f"{self._name} failed on episode {episode.id}: {type(error).__name__}: {error}"
-            ) from error
+            traceback.print_exc()  # into the actor's log
+            raise ActorFailure(f"{self._name} failed on episode {episode.id}: {described(error)}") from error
 
     def _checked(self, value: Any, episode: Episode) -> float:
         if not isinstance(value, Real) or not math.isfinite(value):  # numpy's scalars are real numbers too

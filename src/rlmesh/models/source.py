@@ -40,6 +40,20 @@ def resolve_model(config: ModelConfig, folder: Path, seed: int) -> Path:
     return path
 
 
+def missing_folder(source: str) -> str | None:
+    """What to say when `model.source` can only be a folder, and there is none; None otherwise."""
+    hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
+    if source in BUILT or hub_id or Path(source).expanduser().is_dir():
+        return None
+    nearest = get_close_matches(source, BUILT, n=1, cutoff=0.5)
+    hint = (
+        f"did you mean '{nearest[0]}'?"
+        if nearest
+        else f"or use {', '.join(BUILT)}, or a hub id such as Qwen/Qwen3-0.6B"
+    )
+    return f"model.source: there is no model folder '{source}'; {hint}"
+
+
 def _find_model(config: ModelConfig, folder: Path, seed: int) -> Path:
     source = config.source
     if source in BUILT:
@@ -48,14 +62,8 @@ def _find_model(config: ModelConfig, folder: Path, seed: int) -> Path:
     path = Path(source).expanduser()
     if path.is_dir():
         return path.resolve()
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        nearest = get_close_matches(source, BUILT, n=1, cutoff=0.5)
-        hint = (
-            f"did you mean '{nearest[0]}'?"
-            if nearest
-            else f"or use {', '.join(BUILT)}, or a hub id such as Qwen/Qwen3-0.6B"
-        )
-        raise RecipeError(f"model.source: there is no model folder '{source}'; {hint}")
+    if problem := missing_folder(source):
+        raise RecipeError(problem)
     return _download(source)
 
 
