@@ -18,7 +18,7 @@ Made from the code by `scripts/make_reference.py`; do not edit. A key marked *sc
 `shape` (`linear`, `cosine`, `exponential`).
 
 Set a key on the command line with `key=value`, for example `rollout.group_size=16`. `extends: other.yaml` at the top of a
-recipe takes over everything from another one.
+recipe takes over everything from another one, but for the `args` of code in whose place it names other code.
 """
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 

@@ -1,5 +1,5 @@
-"""An environment that lacks something it needs."""
+"""An environment that lacks something it needs, which only shows when it is imported."""
 
-import a_package_that_is_not_there
+from importlib import import_module
 
-app = a_package_that_is_not_there.app
+app = import_module("a_package_that_is_not_there").app

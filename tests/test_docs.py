@@ -1,6 +1,7 @@
 """The documentation is what the code says, and its links lead somewhere."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +24,15 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_on_recipes_are_accepted(page):
-    for command in re.findall(
-        r"^\.venv/bin/python -m rlmesh\.run (configs/\S+\.yaml.*)", page.read_text(), re.MULTILINE
-    ):
-        arguments = [a for a in command.split("#")[0].replace("`", "").split() if not a.startswith(("reward.", "--"))]
+def test_commands_on_recipes_are_accepted(page, tmp_path):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    text = page.read_text()
+    for name, module in re.findall(r"^```python\n# (\S+\.py)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(module)
+    for command in re.findall(r"^\.venv/bin/python -m rlmesh\.run (configs/\S+\.yaml.*)", text, re.MULTILINE):
+        # a folder that the page's commands make is not there yet
+        arguments = [a for a in shlex.split(command, comments=True) if not a.startswith(("model.source=", "--"))]
         done = subprocess.run(
-            [sys.executable, "-m", "rlmesh.run", *arguments, "--dry-run"], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-m", "rlmesh.run", *arguments, "--dry-run"], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"

@@ -41,7 +41,7 @@ def test_a_recipe_gives_plain_dataclasses(tmp_path):
             """
             run: {name: mine, steps: 20}
             trainer: {optimizer: {lr: 2e-3, betas: [0.8, 0.9]}}
-            reward: {function: rlmesh.rewards.episode_return, args: {nested: {a: [1, 2]}}}
+            reward: {function: reward_functions.takes_anything, args: {nested: {a: [1, 2]}}}
             warm_start: {steps: 3}
             placement: {job: process, hosts: {local: {gpus: 2}, far: {count: 2}}}
             """,
@@ -82,6 +82,20 @@ def test_a_recipe_extends_another_relative_to_its_own_folder(tmp_path):
     recipe = load_recipe(write(tmp_path / "top.yaml", "extends: base/middle.yaml\nrun: {name: top}"))
     assert (recipe.run.name, recipe.run.steps, recipe.run.seed, recipe.run.dir) == ("top", 6, 3, "runs/top")
     assert recipe.model.tiny.words == ["c"]  # lists are not joined
+
+
+def test_arguments_stay_with_the_code_that_they_are_for(tmp_path):
+    write(
+        tmp_path / "root.yaml",
+        "reward: {args: {a: 1}}\nenv: {args: {rules: no_bonus, b: 1}}\neval: {name: '', args: {c: 1}}",
+    )
+    path = write(
+        tmp_path / "top.yaml", "extends: root.yaml\nenv: {args: {b: 2}}\nreward: {function: reward_functions.raises}"
+    )
+    recipe = load_recipe(path, ["eval.args.total=16", "eval.name=blackjack_env.solver.View", "env.args.d=3"])
+    assert recipe.reward.args == {}  # another function
+    assert recipe.env.args == {"rules": "no_bonus", "b": 2, "d": 3}  # the same environment
+    assert recipe.eval.args == {"total": 16}
 
 
 def test_recipes_that_extend_each_other_are_refused(refused, tmp_path):

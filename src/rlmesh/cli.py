@@ -157,6 +157,7 @@ def print_dry_run(recipe: Recipe) -> None:
             gpus = " ".join(",".join(map(str, proc)) or "-" for host in plan.gpus for proc in host)
             table.add_row(actor, str(index), hosts, str(placed.procs), gpus, str(placed.threads))
     Console().print(table)
+    typer.echo(f"{recipe.run.name} is valid; nothing was started")
 
 
 def program(arguments: Sequence[str] | None = None) -> None:
@@ -182,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and do what it says. Ends with SystemExit, code 0: done; 2: the recipe or the command is wrong; 130: stopped by Ctrl-C; 143: by SIGTERM; 1: anything else."""
     try:
         sys.path.insert(0, os.getcwd())  # a reward, a loss or an evaluator may lie in the working directory
-        app(args=arguments)
+        app(args=arguments, prog_name="rlmesh")
     except RecipeError as error:
         _fail(error, 2)
     except RLMeshError as error:

@@ -45,7 +45,8 @@ def evaluate(target: str, recipe_path: Path | None, step: int | None, console: C
             raise RecipeError("eval.name: the recipe has no evaluation")
         if model is None:
             model = resolve_model(recipe.model, Path(scratch) / "model", recipe.run.seed)
-        console.print(f"{recipe.eval.name} evaluation of {model}")
+        shown = target if Path(scratch) in model.parents else model
+        console.print(f"{recipe.eval.name} evaluation of {shown}")
         log_dir = run / "logs" if (run / "logs").is_dir() else Path(scratch)
         return asyncio.run(until_stopped(_evaluate(recipe, model, log_dir, console)))
 

@@ -90,7 +90,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     for file, content in _with_extended(Path(path), []):
         problems += [f"{problem} (in {file})" for problem in _shape_problems(content, Recipe, "")]
         merged = _merge(merged, content)
-    for override in overrides:
+    # `args` come after the names of the code that they are for, wherever they stand in the command
+    for override in sorted(overrides, key=lambda override: ".args" in override.partition("=")[0]):
         content = _parse_override(override)
         problems += _shape_problems(content, Recipe, "")
         merged = _merge(merged, content)
@@ -156,10 +157,18 @@ def _parse_override(override: str) -> dict[str, Any]:
         raise RecipeError(f"{key}: cannot read the override '{override}': {_yaml_problem(error)}") from error
 
 
+_TAKES_ARGS = ("app", "data", "function", "name")  # keys that name code, beside which `args` may stand
+
+
 def _merge(general: Any, special: Any) -> Any:
-    """Mappings are merged key by key; anything else of the more special one takes the place of the general one."""
+    """Mappings are merged key by key; anything else of the more special one takes the place of the general one.
+
+    `args` stay with the code that they were written for: they are dropped where the special one names other code.
+    """
     if not (isinstance(general, dict) and isinstance(special, dict)):
         return special
+    if any(name in special and special[name] != general.get(name) for name in _TAKES_ARGS):
+        general = {key: value for key, value in general.items() if key != "args"}
     return general | {key: _merge(general.get(key), value) for key, value in special.items()}
 
 

@@ -1,6 +1,10 @@
 """Model weights from the trainer to whoever runs the model."""
 
+import os
 from importlib import import_module
+
+# Before TorchStore is imported, which would set it with a warning: a message may hold more than Monarch's default of some MB.
+os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
 
 
 def __getattr__(name: str):

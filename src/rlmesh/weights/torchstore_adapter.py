@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-
-# TorchStore sets this too, with a warning; it lets a message hold more than the default of some MB.
-os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
 
 import torchstore.api
 from monarch._src.actor.endpoint import EndpointProperty
