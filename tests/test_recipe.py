@@ -84,6 +84,11 @@ def test_a_recipe_extends_another_relative_to_its_own_folder(tmp_path):
     assert recipe.model.tiny.words == ["c"]  # lists are not joined
 
 
+def test_a_saved_recipe_can_be_read_when_the_models_folder_is_gone(tmp_path):
+    path = write(tmp_path / "saved.yaml", f"model: {{source: {tmp_path / 'gone'}}}")
+    assert load_recipe(path).model.source == str(tmp_path / "gone")
+
+
 def test_arguments_stay_with_the_code_that_they_are_for(tmp_path):
     write(
         tmp_path / "root.yaml",

@@ -13,6 +13,7 @@ from typing import Annotated, Optional
 import typer
 
 from rlmesh.errors import RecipeError, RLMeshError
+from rlmesh.models.source import missing_folder
 from rlmesh.recipe import Recipe, load_recipe, recipe_yaml
 from rlmesh.stopping import interruptible
 
@@ -36,6 +37,9 @@ def run(
 ) -> None:
     """Train what a recipe describes."""
     loaded = load_recipe(recipe, overrides or [])
+    # Not a fault of the recipe as such: a run's saved one is read when the folder that it began with may be gone.
+    if not loaded.model.config and (problem := missing_folder(loaded.model.source)):
+        raise RecipeError(problem)
     if dry_run:
         print_dry_run(loaded)
         return

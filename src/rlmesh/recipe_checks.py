@@ -18,7 +18,6 @@ from rlmesh.losses import POLICY_LOSSES
 from rlmesh.losses.advantages import ADVANTAGES
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.models.folder import architecture_problem, check_folder, read_config
-from rlmesh.models.source import missing_folder
 from rlmesh.recipe import Recipe
 
 _OPERATORS = {"ge": ("at least", lambda v, x: v >= x), "gt": ("above", lambda v, x: v > x)}
@@ -197,8 +196,6 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     """What the model's files say, where they are: the recipe's own copy of config.json, and the model's folder."""
     model = recipe.model
     folder = Path(model.source).expanduser()
-    if not model.config and (problem := missing_folder(model.source)):
-        yield problem
     key, path = ("model.config", Path(model.config)) if model.config else ("model.source", folder / "config.json")
     if not (model.config or (folder.is_dir() and path.exists())):
         return
