@@ -43,6 +43,7 @@ def recipe_problems(recipe: Recipe) -> list[str]:
     found += _import_problems(recipe)
     found += _tracker_problems(recipe)
     found += _combination_problems(recipe)
+    found += _text_problems(recipe)
     found += _batch_invariance_problems(recipe)
     found += _model_problems(recipe)
     found += _placement_problems(recipe)
@@ -178,6 +179,9 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
             f"env.app: '{recipe.env.app}' is not an application such as my_package.my_module:app; name one to start, or "
             "give env.url of a running server"
         )
+
+
+def _text_problems(recipe: Recipe) -> Iterator[str]:
     for key, text in (
         ("run.name", recipe.run.name),
         ("run.dir", recipe.run.dir),

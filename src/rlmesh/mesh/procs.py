@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -55,9 +56,10 @@ class Hosts:
 
         def command(point):
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus[point.rank]))}
-            return _command({"PYTHONPATH": _IMPORTABLE, **env, **visible})
+            launch = {"PYTHONPATH": _IMPORTABLE, "PYTHONUNBUFFERED": "1", **env, **visible}
+            return _command(launch, log_dir.resolve() / f"{name}.log")
 
-        enter = functools.partial(_enter_proc, name, str(log_dir.resolve()))
+        enter = functools.partial(_enter_proc, name)
         procs = hosts.spawn_procs({"procs": plan.procs_per_host}, bootstrap=enter, name=name, bootstrap_command=command)
         self.procs[name] = procs
         return procs
@@ -78,11 +80,15 @@ class Hosts:
             log.warning("while stopping %s: %s", name, (str(error).strip() or type(error).__name__).splitlines()[0])
 
 
-def _command(env: dict[str, str]) -> BootstrapCommand:
-    """Monarch's command for a proc, deaf to Ctrl-C: a terminal sends it to all of a run, and the controller alone acts on it."""
+def _command(env: dict[str, str], log_file: Path) -> BootstrapCommand:
+    """Monarch's command for a proc, with two things arranged before Monarch's own first line runs.
+
+    It is deaf to Ctrl-C: a terminal sends it to all of a run, and the controller alone acts on it.
+    Its output and that of every process it starts goes to `log_file`, whatever writes it and however early.
+    """
     plain = default_bootstrap_cmd()
-    deaf = ["-c", 'trap \'\' INT; exec "$0" "$@"', plain.program, *plain.args]
-    return BootstrapCommand("/bin/sh", None, deaf, env)
+    script = f'trap \'\' INT; exec "$0" "$@" >>{shlex.quote(str(log_file))} 2>&1'
+    return BootstrapCommand("/bin/sh", None, ["-c", script, plain.program, *plain.args], env)
 
 
 def _check_this_machine(placement: PlacementConfig) -> None:
@@ -94,20 +100,13 @@ def _check_this_machine(placement: PlacementConfig) -> None:
             )
 
 
-def _enter_proc(name: str, log_dir: str) -> None:
+def _enter_proc(name: str) -> None:
     """The first thing that a proc does."""
     import signal
 
     from setproctitle import setproctitle
 
     setproctitle(f"rlmesh:{name}")
-    # The proc's own output and that of every process it starts goes to its log, whatever writes it.
-    log = os.open(Path(log_dir) / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
     # vLLM imports readline, which asks the terminal about itself; a background process is stopped for that.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     import readline  # noqa: F401
