@@ -6,12 +6,12 @@ import pytest
 from conftest import tiny_model
 from episodes import group, turn
 
-from rlmesh.checkpoint import RunDirectory
 from rlmesh.cli import main
 from rlmesh.losses.advantages import group_mean
 from rlmesh.recipe import Recipe, RunConfig, check_recipe, load_recipe
 from rlmesh.rollout.collate import assign_advantages
 from rlmesh.rollout.types import Episode, Outcome
+from rlmesh.run_directory import RunDirectory
 
 BLACKJACK = str(Path(__file__).parents[1] / "configs" / "blackjack.yaml")
 

@@ -9,7 +9,14 @@ import time
 import psutil
 import pytest
 
-LONG = ["run.steps=100000", "rollout.groups_per_step=4", "rollout.group_size=4", "warm_start.steps=2", "eval.every=0"]
+LONG = [
+    "run.steps=100000",
+    "rollout.groups_per_step=4",
+    "rollout.group_size=4",
+    "warm_start.steps=2",
+    "eval.every=0",
+    "run.max_restarts=0",
+]
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import orjson
 import pytest
 from episodes import group
 
-from rlmesh.checkpoint import RunDirectory
 from rlmesh.errors import RecipeError, RLMeshError
 from rlmesh.models.config import ModelConfig
 from rlmesh.recipe import Recipe, RunConfig, check_recipe, load_recipe
+from rlmesh.run_directory import RunDirectory
 
 
 def make_recipe(path, **options):
@@ -28,41 +28,47 @@ def directory(tmp_path, recipe):
     directory.close()
 
 
-def save(directory, step, keep=10):
-    with directory.checkpoint(step, keep) as folder:
+async def save(directory, step, keep=10):
+    async with directory.checkpoints.save(step, keep) as folder:
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text(f'{{"step": {step}}}')
 
 
-def test_a_run_begins_with_its_resolved_recipe(directory, recipe):
+def refuse(warning):
+    raise AssertionError(warning)
+
+
+async def test_a_run_begins_with_its_resolved_recipe(directory, recipe):
     assert load_recipe(directory.path / "recipe.yaml") == recipe
     assert {"logs", "rollouts", "checkpoints", "eval", "plots"} <= {path.name for path in directory.path.iterdir()}
 
 
-def test_a_directory_that_holds_a_run_is_refused(directory, recipe):
+async def test_a_directory_that_holds_a_run_is_refused(directory, recipe):
     directory.close()
     again = RunDirectory(directory.path)
-    with pytest.raises(RLMeshError, match=r"run.dir: .*/run holds a run already; choose another run.name or run.dir"):
+    with pytest.raises(
+        RLMeshError, match=r"run.dir: .*/run holds a run already; go on with it \(--resume\), choose another"
+    ):
         again.begin(recipe)
     assert load_recipe(directory.path / "recipe.yaml") == recipe
 
 
-def test_a_refused_run_does_not_keep_the_directory_locked(directory, recipe):
-    save(directory, 5)
+async def test_a_refused_run_does_not_keep_the_directory_locked(directory, recipe):
+    await save(directory, 5)
     directory.close()
     with pytest.raises(RLMeshError):
         RunDirectory(directory.path).begin(recipe)
     resumed = RunDirectory(directory.path)
-    assert resumed.resume(recipe)[0] == 5
+    assert resumed.resume(recipe, refuse)[0] == 5
     resumed.close()
 
 
-def test_another_process_cannot_use_it_at_the_same_time(directory):
-    save(directory, 5)
+async def test_another_process_cannot_use_it_at_the_same_time(directory):
+    await save(directory, 5)
     code = (
-        "import sys; from pathlib import Path; from rlmesh.checkpoint import RunDirectory;"
+        "import sys; from pathlib import Path; from rlmesh.run_directory import RunDirectory;"
         "from rlmesh.recipe import load_recipe;"
-        "path = Path(sys.argv[1]); RunDirectory(path).resume(load_recipe(path / 'recipe.yaml'))"
+        "path = Path(sys.argv[1]); RunDirectory(path).resume(load_recipe(path / 'recipe.yaml'), print)"
     )
     command = [sys.executable, "-c", code, str(directory.path)]
     refused = subprocess.run(command, capture_output=True, text=True)
@@ -71,42 +77,47 @@ def test_another_process_cannot_use_it_at_the_same_time(directory):
     subprocess.run(command, check=True)
 
 
-def test_a_checkpoint_appears_whole_and_latest_names_it(directory):
+async def test_a_checkpoint_appears_whole_and_latest_names_it(directory):
     root = directory.path / "checkpoints"
-    with directory.checkpoint(3, keep=2) as folder:
+    async with directory.checkpoints.save(3, keep=2) as folder:
         (folder / "weights").write_text("x")
-        assert directory.checkpoints() == []
+        assert directory.checkpoints.all() == []
         assert not (root / "step_3").exists() and not (root / "latest").exists()
-    assert directory.checkpoints() == [(3, root / "step_3")]
+    assert directory.checkpoints.all() == [(3, root / "step_3")]
     assert (root / "latest").read_text() == "step_3\n"
     assert (root / "step_3" / "weights").read_text() == "x"
 
 
-def test_a_checkpoint_that_fails_half_way_is_not_one(directory):
-    save(directory, 3)
-    with pytest.raises(OSError), directory.checkpoint(6, keep=2) as folder:
-        (folder / "half").write_text("x")
-        raise OSError("disk full")
-    assert [step for step, _ in directory.checkpoints()] == [3]
+async def test_a_checkpoint_that_fails_half_way_is_not_one(directory):
+    await save(directory, 3)
+    with pytest.raises(OSError):
+        async with directory.checkpoints.save(6, keep=2) as folder:
+            (folder / "half").write_text("x")
+            raise OSError("disk full")
+    assert {path.name for path in (directory.path / "checkpoints").iterdir()} == {
+        "step_3",
+        "latest",
+    }  # space is free again
+    assert [step for step, _ in directory.checkpoints.all()] == [3]
     assert (directory.path / "checkpoints" / "latest").read_text() == "step_3\n"
-    save(directory, 6)  # what the failure left behind is not in the way
+    await save(directory, 6)  # what the failure left behind is not in the way
     assert not (directory.path / "checkpoints" / "step_6" / "half").exists()
 
 
-def test_the_newest_checkpoints_are_kept_by_number(directory):
+async def test_the_newest_checkpoints_are_kept_by_number(directory):
     for step in (8, 9, 10, 100):
-        save(directory, step, keep=2)
-    assert [step for step, _ in directory.checkpoints()] == [10, 100]
+        await save(directory, step, keep=2)
+    assert [step for step, _ in directory.checkpoints.all()] == [10, 100]
 
 
-def test_foreign_folders_are_no_checkpoints(directory):
-    save(directory, 3)
+async def test_foreign_folders_are_no_checkpoints(directory):
+    await save(directory, 3)
     (directory.path / "checkpoints" / "step_3_backup").mkdir()
     (directory.path / "checkpoints" / "step_9").write_text("a file")
-    assert [step for step, _ in directory.checkpoints()] == [3]
+    assert [step for step, _ in directory.checkpoints.all()] == [3]
 
 
-def test_episodes_are_written_one_a_line(directory):
+async def test_episodes_are_written_one_a_line(directory):
     played = group([1.0, -1.0, None], step=4, index=2, version=3)
     played.episodes[0].advantage = 0.5
     played.episodes[1].metadata = {"regret": 0.25}
@@ -127,8 +138,8 @@ def test_episodes_are_written_one_a_line(directory):
     }
 
 
-def test_resume_drops_what_came_after_the_checkpoint(directory, tmp_path):
-    save(directory, 2)
+async def test_resume_drops_what_came_after_the_checkpoint(directory, tmp_path):
+    await save(directory, 2)
     (directory.path / "checkpoints" / ".step_4.partial").mkdir()
     rows = b"".join(orjson.dumps({"step": step, "reward/mean": 0.1}) + b"\n" for step in range(4))
     (directory.path / "metrics.jsonl").write_bytes(rows + b'{"step": 4, "rew')  # killed while writing
@@ -138,7 +149,7 @@ def test_resume_drops_what_came_after_the_checkpoint(directory, tmp_path):
 
     longer = make_recipe(tmp_path / "run", steps=500)
     resumed = RunDirectory(directory.path)
-    step, folder = resumed.resume(longer)
+    step, folder = resumed.resume(longer, refuse)
     assert (step, folder.name) == (2, "step_2")
     kept = [orjson.loads(line)["step"] for line in (directory.path / "metrics.jsonl").read_bytes().splitlines()]
     assert kept == [0, 1]
@@ -151,25 +162,89 @@ def test_resume_drops_what_came_after_the_checkpoint(directory, tmp_path):
 @pytest.mark.parametrize(
     "change, key", [({"model": ModelConfig(max_length=64)}, "model"), ({"run": RunConfig(seed=9)}, "run.seed")]
 )
-def test_a_resumed_run_keeps_its_model_and_seed(directory, change, key):
-    save(directory, 2)
+async def test_a_resumed_run_keeps_its_model_and_seed(directory, change, key):
+    await save(directory, 2)
     directory.close()
     with pytest.raises(RecipeError, match=rf"^{key}: it is not what .*/run was begun with"):
-        RunDirectory(directory.path).resume(check_recipe(Recipe(**change)))
+        RunDirectory(directory.path).resume(check_recipe(Recipe(**change)), refuse)
 
 
-def test_what_cannot_be_resumed_is_named(directory, recipe, tmp_path):
+async def test_a_run_without_a_checkpoint_begins_anew(directory, recipe, tmp_path):
+    directory.write_rollouts(0, [group([1.0])])
     directory.close()
-    with pytest.raises(RLMeshError, match="has no checkpoint to go on from"):
-        RunDirectory(directory.path).resume(recipe)
-    with pytest.raises(RLMeshError, match="nowhere is not a run directory"):
-        RunDirectory(tmp_path / "nowhere").resume(recipe)
-    assert not (tmp_path / "nowhere").exists()
+    for path in (directory.path, tmp_path / "new"):
+        begun = RunDirectory(path)
+        assert begun.resume(recipe, refuse) is None
+        assert load_recipe(path / "recipe.yaml") == recipe
+        assert not list((path / "rollouts").iterdir())
+        begun.close()
 
 
-def test_export_copies_the_model_of_the_newest_or_a_named_checkpoint(directory, tmp_path, monkeypatch):
-    save(directory, 9)
-    save(directory, 10)
+async def test_a_run_is_not_resumed_to_an_earlier_step(directory, tmp_path):
+    await save(directory, 9)
+    directory.close()
+    with pytest.raises(RecipeError, match=r"run.steps: .*/run has a checkpoint of step 9, after 5"):
+        RunDirectory(directory.path).resume(make_recipe(tmp_path / "run", steps=5), refuse)
+    assert directory.checkpoints.all()
+
+
+def truncate(folder):
+    (folder / "model" / "config.json").write_text("")
+
+
+def flip(folder):
+    content = (folder / "model" / "config.json").read_bytes()
+    (folder / "model" / "config.json").write_bytes(content.replace(b"step", b"stap"))
+
+
+def remove(folder):
+    (folder / "model" / "config.json").unlink()
+
+
+def forget_contents(folder):
+    (folder / "contents.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    "damage, what",
+    [
+        (truncate, "model/config.json is not what was written"),
+        (flip, "model/config.json is not what was written"),
+        (remove, "model/config.json: No such file"),
+        (forget_contents, "contents.json cannot be read"),
+    ],
+)
+async def test_a_damaged_checkpoint_is_passed_over(directory, recipe, tmp_path, damage, what):
+    for step in (2, 4, 6):
+        await save(directory, step)
+    for step in (4, 6):
+        damage(directory.path / "checkpoints" / f"step_{step}")
+    with pytest.raises(RLMeshError, match=f"step_6 is damaged: {what}"):
+        directory.export(tmp_path / "out")
+    directory.close()
+    resumed, warnings = RunDirectory(directory.path), []
+    assert resumed.resume(recipe, warnings.append)[0] == 2
+    assert ["step_6 is not used" in warnings[0], "step_4 is not used" in warnings[1]] == [True, True]
+    assert all(what in warning for warning in warnings)
+    assert [step for step, _ in resumed.checkpoints.all()] == [2]  # their steps are made again
+    resumed.close()
+
+
+async def test_the_reference_is_whole_or_not_there(directory):
+    with pytest.raises(OSError):
+        async with directory.save_reference() as folder:
+            (folder / "model").mkdir()
+            raise OSError("disk full")
+    assert not directory.reference.exists()
+    for content in ("first", "second"):
+        async with directory.save_reference() as folder:
+            (folder / "model").write_text(content)
+        assert (directory.reference / "model").read_text() == content
+
+
+async def test_export_copies_the_model_of_the_newest_or_a_named_checkpoint(directory, tmp_path, monkeypatch):
+    await save(directory, 9)
+    await save(directory, 10)
     assert directory.export(tmp_path / "out" / "newest") == 10
     assert (tmp_path / "out" / "newest" / "config.json").read_text() == '{"step": 10}'
     (tmp_path / "empty").mkdir()
@@ -178,8 +253,8 @@ def test_export_copies_the_model_of_the_newest_or_a_named_checkpoint(directory, 
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["inner"]
 
 
-def test_export_overwrites_nothing(directory, tmp_path):
-    save(directory, 9)
+async def test_export_overwrites_nothing(directory, tmp_path):
+    await save(directory, 9)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     with pytest.raises(RLMeshError, match="out is not empty, and nothing is overwritten"):
@@ -189,10 +264,10 @@ def test_export_overwrites_nothing(directory, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]
 
 
-def test_export_names_what_is_missing(directory, tmp_path):
+async def test_export_names_what_is_missing(directory, tmp_path):
     with pytest.raises(RLMeshError, match="has no checkpoint yet"):
         directory.export(tmp_path / "out")
-    save(directory, 9)
+    await save(directory, 9)
     with pytest.raises(RLMeshError, match="has no checkpoint of step 3; it has 9"):
         directory.export(tmp_path / "out", step=3)
     with pytest.raises(RLMeshError, match="is not a run directory"):

@@ -23,6 +23,7 @@ LONG = [
     "warm_start.batch_size=64",
     "eval.every=2",
     "checkpoint.every=2",
+    "run.max_restarts=0",
 ]
 
 

@@ -34,6 +34,9 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check the recipe, print it resolved and what runs where, start nothing")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest checkpoint in run.dir; begin where there is none")
+    ] = False,
 ) -> None:
     """Train what a recipe describes."""
     loaded = load_recipe(recipe, overrides or [])
@@ -46,7 +49,7 @@ def run(
     with _stoppable():
         from rlmesh.run import run as run_recipe  # heavy: what the run needs
 
-        run_recipe(loaded)
+        run_recipe(loaded, resume)
 
 
 @app.command()
@@ -56,7 +59,7 @@ def export(
     step: Annotated[Optional[int], typer.Option(help="the checkpoint's step (default: the newest)")] = None,
 ) -> None:
     """Write a checkpoint's model as an ordinary Hugging Face folder."""
-    from rlmesh.checkpoint import RunDirectory
+    from rlmesh.run_directory import RunDirectory
 
     exported = RunDirectory(directory).export(out, step)
     typer.echo(f"{out}: the model of {directory} after {exported} steps")

@@ -11,3 +11,17 @@ class RecipeError(RLMeshError):
 
 class ActorFailure(RLMeshError):
     """An actor failed or did not answer in time; the text names the actor, its rank and the cause."""
+
+
+class ActorDied(ActorFailure):
+    """An actor's process died, or it does not answer any more; its own work is lost, and may be done again by another.
+
+    `actor` names its log, or is '' where that is not known.
+    """
+
+    def __init__(self, text: str, actor: str = ""):
+        super().__init__(text, actor)  # both, or it cannot be pickled
+        self.actor = actor
+
+    def __str__(self) -> str:
+        return self.args[0]

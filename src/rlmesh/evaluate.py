@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from rlmesh import evals
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
-from rlmesh.checkpoint import RunDirectory
 from rlmesh.errors import RecipeError
 from rlmesh.evals import EvalReport, ask, resolve_evaluator
 from rlmesh.mesh.plan import plan_placement
@@ -22,6 +21,7 @@ from rlmesh.metrics.console import Console
 from rlmesh.models.source import resolve_model
 from rlmesh.recipe import Recipe, load_recipe
 from rlmesh.rollout.render import Renderer
+from rlmesh.run_directory import RunDirectory
 from rlmesh.stopping import interruptible, until_stopped
 
 

@@ -42,6 +42,9 @@ class RunConfig:
     seed: int = option(0, "every random number of the run follows from it", ge=0, lt=2**63)
     steps: int = option(150, "training steps", ge=1)
     dir: str = option("runs/${run.name}", "run directory, relative to the working directory")
+    max_restarts: int = option(
+        3, "how often, without a new checkpoint between, the run goes on from its newest one after an actor died", ge=0
+    )
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from rlmesh.checkpoint import RunDirectory
+from rlmesh.errors import ActorDied, ActorFailure, RLMeshError
 from rlmesh.evals import EvalReport, ask, evaluate, resolve_evaluator
 from rlmesh.imports import running
 from rlmesh.metrics import Metrics
@@ -25,6 +25,7 @@ from rlmesh.metrics.plots import plot_learning_curve
 from rlmesh.metrics.warnings import Watch
 from rlmesh.recipe import Recipe, check_recipe
 from rlmesh.rollout.types import Group
+from rlmesh.run_directory import RunDirectory
 from rlmesh.stopping import interruptible, until_stopped
 from rlmesh.tasks import together
 
@@ -41,11 +42,22 @@ class Run:
     ...     await run.finish(step, groups)
     """
 
-    def __init__(self, recipe: Recipe, directory: RunDirectory, console: Console):
+    def __init__(
+        self,
+        recipe: Recipe,
+        directory: RunDirectory,
+        console: Console,
+        resumed: tuple[int, Path] | None = None,
+        restarts: int = 0,
+    ):
         self.recipe, self.directory, self.console = recipe, directory, console
+        self.first_step, self.checkpoint = resumed or (0, None)  # where to go on from
         self.mesh = None  # the ActorMesh, once it runs
         self.report: EvalReport | None = None  # the latest evaluation
-        self.trained = False  # a step was finished
+        self.trained = self.saved = False  # a step was finished, a checkpoint was written
+        self._restarts = restarts
+        self._stepping = False
+        self._end: Callable[[], None] | None = None  # to be called at the end of this step
         self.began = self._step_began = self._training_began = time.monotonic()
         self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
         self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe), self.warn)
@@ -80,27 +92,38 @@ class Run:
         `served(version)` waits until the policy servers have a version, which an evaluation needs.
         """
         steps, every = self.recipe.run.steps, self.recipe.eval.every
-        for step in range(steps):
+        for step in range(self.first_step, steps):
             self._step_began = time.monotonic()
             if step == 0 or (every and step % every == 0):
                 await served(step)
                 with self.timed("eval", step):
                     await self._evaluate(step)
-            if step == 0:
-                self._training_began = time.monotonic()
+            if not self._stepping:
+                self._stepping, self._training_began = True, time.monotonic()
                 self.console.print(f"  first training step {self._training_began - self.began:.1f} s after the start")
+                self._record_beginning(step)
             yield step
+        self._stepping = False
         await served(steps)
         if self._evaluator:
             await self._evaluate(steps)
             self._write(steps)
 
+    def _record_beginning(self, step: int) -> None:
+        """A run that goes on says so in its step's metrics and its events."""
+        if self._restarts:
+            self.record(
+                step, {"recovery/restarts": self._restarts, "recovery/seconds": self._training_began - self.began}
+            )
+        event = "restarted" if self._restarts else "resumed" if self.checkpoint else "began"
+        self.directory.write_event(event, step=step, seconds=self._training_began - self.began)
+
     async def finish(self, step: int, groups: list[Group]) -> None:
         """End a step: checkpoint when it is due, episodes, metrics to every backend, the console's line."""
         recipe, done, self.trained = self.recipe, step + 1, True
-        if done == recipe.run.steps or (recipe.checkpoint.every and done % recipe.checkpoint.every == 0):
-            with self.timed("checkpoint", step), self.directory.checkpoint(done, recipe.checkpoint.keep) as folder:
-                await self.mesh.trainer.save(str(folder))
+        due = recipe.checkpoint.every and done % recipe.checkpoint.every == 0
+        if due or done == recipe.run.steps or self._end:
+            await self._save(done)
         if recipe.metrics.rollouts_every and step % recipe.metrics.rollouts_every == 0:
             self.directory.write_rollouts(step, groups)
         await self._record_busy(step)
@@ -108,9 +131,31 @@ class Run:
         step_s = now - self._step_began
         metrics.record("time/step", step_s)
         metrics.record("perf/tokens_per_s", metrics.reduce().get("tokens/sampled", 0.0) / step_s)
-        left_s = (now - self._training_began) / done * (recipe.run.steps - done)
+        left_s = (now - self._training_began) / (done - self.first_step) * (recipe.run.steps - done)
         reduced = self._write(step)
         self.console.print(step_line(step, recipe.run.steps, reduced, recipe.rollout.groups_per_step, left_s))
+        if self._end and done < recipe.run.steps:
+            self._end()
+            await asyncio.Future()  # nothing more is begun until the cancellation arrives
+
+    def end_soon(self, end: Callable[[], None]) -> bool:
+        """Call `end` after the step that is being trained, with a checkpoint of it; False when none is being trained."""
+        if self._stepping:
+            self._end = end
+            self.console.print("  SIGTERM: ends after this step, with a checkpoint; another signal ends it at once")
+        return self._stepping
+
+    async def _save(self, done: int) -> None:
+        """A checkpoint. One that fails is a warning as long as the run goes on, and will be tried again at the next."""
+        try:
+            with self.timed("checkpoint", done - 1):
+                async with self.directory.checkpoints.save(done, self.recipe.checkpoint.keep) as folder:
+                    await self.mesh.trainer.save(str(folder))
+            self.saved = True
+        except (OSError, ActorFailure) as error:
+            if done == self.recipe.run.steps or self._end:
+                raise RLMeshError(f"{self.directory.path}: step {done} could not be saved: {error}") from error
+            self.warn(f"step {done} could not be saved: {error}")
 
     async def _record_busy(self, step: int) -> None:
         """Shares of the step in which policy and trainer computed, and in which both did."""
@@ -167,38 +212,69 @@ class Run:
             self.console.print(f"  evaluation of version {step}: {shown}")
 
 
-def run(recipe: Recipe) -> None:
-    """Run a checked recipe to its end, in its run directory.
+def run(recipe: Recipe, resume: bool = False) -> None:
+    """Run a checked recipe to its end, in its run directory; with `resume` from the newest checkpoint there, if there is one.
 
     Raises: RLMeshError when the run cannot begin or an actor fails, KeyboardInterrupt after Ctrl-C and after SIGTERM (its
     argument says which); nothing is left running then.
     """
     recipe = check_recipe(recipe)
     directory = RunDirectory(Path(recipe.run.dir))
-    directory.begin(recipe)
+    console, resumed = Console(recipe.metrics.console), None
+    if resume:
+        resumed = directory.resume(recipe, lambda text: console.print(f"  warning: {text}"))
+    else:
+        directory.begin(recipe)
     with interruptible():
-        _run_in(directory, recipe)
+        _run_in(directory, recipe, console, resumed)
 
 
-def _run_in(directory: RunDirectory, recipe: Recipe) -> None:
-    state, console = None, Console(recipe.metrics.console)
+def _run_in(directory: RunDirectory, recipe: Recipe, console: Console, resumed: tuple[int, Path] | None) -> None:
+    state, restarts, kept = None, 0, resumed is not None
     try:
         from rlmesh.mesh.actor_mesh import ActorMesh  # heavy; here Ctrl-C ends it at once
 
-        state = Run(recipe, directory, console)
         console.print(f"{recipe.run.name}: {recipe.run.steps} steps of {recipe.algorithm.name}, in {directory.path}")
-        asyncio.run(until_stopped(_run(state, ActorMesh(recipe, console.waiting))))
+        while True:
+            state = Run(recipe, directory, console, resumed, restarts)
+            try:
+                asyncio.run(until_stopped(_run(state, ActorMesh(recipe, console.waiting)), soon=state.end_soon))
+                return
+            except ActorDied as death:
+                kept = kept or state.trained
+                restarts = 1 if state.saved else restarts + 1
+                resumed = _after(death, state, restarts if kept else None)
     finally:
         if state:
             state.close()
-        if not (state and state.trained):  # what failed at its start may be started again under the same name
+        if not (kept or (state and state.trained)):  # what failed at its start may be started again under the same name
             directory.forget()
         directory.close()
+
+
+def _after(death: ActorDied, state: Run, restarts: int | None) -> tuple[int, Path] | None:
+    """Where a run goes on whose actor died: the newest checkpoint, None to begin again. Raises the death when it does not."""
+    directory, limit = state.directory, state.recipe.run.max_restarts
+    directory.write_event("actor died", actor=death.actor, error=str(death), restarts=restarts or 0)
+    if restarts is None or restarts > limit:
+        often = (
+            f" (the run went on {limit} times after such an end, without a new checkpoint)"
+            if restarts and limit
+            else ""
+        )
+        raise ActorFailure(f"{death}{often}{directory.last_words(death.actor)}") from death
+    state.warn(f"{death}; going on from the newest checkpoint, restart {restarts} of {limit}")
+    state.close()
+    return directory.go_back(state.warn)
 
 
 async def _run(run: Run, mesh: ActorMesh) -> None:
     from rlmesh.algorithms.grpo import grpo
 
+    if run.checkpoint:
+        run.console.print(f"  goes on after step {run.first_step - 1}, from {run.checkpoint}")
+    if run.first_step == run.recipe.run.steps:
+        run.console.print(f"  all {run.first_step} steps are trained; only the last evaluation is made again")
     async with mesh:
         run.mesh = mesh
         await mesh.guard(grpo(mesh, run.recipe, run))

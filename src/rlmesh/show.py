@@ -12,10 +12,10 @@ from rich.console import Group as Lines
 from rich.panel import Panel
 from rich.text import Text
 
-from rlmesh.checkpoint import RunDirectory
 from rlmesh.errors import RLMeshError
 from rlmesh.models.folder import read_tokenizer
 from rlmesh.recipe import load_recipe
+from rlmesh.run_directory import RunDirectory
 
 _REPEATED = 120  # characters of a prompt that are shown again
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from rlmesh.checkpoint import RunDirectory
 from rlmesh.errors import RLMeshError
+from rlmesh.run_directory import RunDirectory
 
 _PY_SPY = Path(sys.executable).parent / "py-spy"
 _LIMIT_S = 20.0

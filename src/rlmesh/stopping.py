@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+Soon = Callable[[Callable[[], None]], bool]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received: list[int] = []  # of the process, whose signals are one
@@ -37,23 +39,33 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
 
-async def until_stopped(work: Coroutine) -> Any:
+async def until_stopped(work: Coroutine, soon: Soon = lambda end: False) -> Any:
     """Do the work; the first SIGINT or SIGTERM cancels it, and later ones cannot disturb what it does then to end.
+
+    At a first SIGTERM, `soon(end)` may promise to call `end` when the work has reached a good place to be cancelled; it
+    returns whether it does. Another signal does not wait for that.
 
     Raises: KeyboardInterrupt with the signal's number, once the work has ended.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
+    ending = False
+
+    def end() -> None:
+        nonlocal ending
+        if not ending:
+            ending = True
+            task.cancel()
 
     def stop(number: int) -> None:
-        if not _received:
-            task.cancel()
         _received.append(number)
+        if not (_received == [signal.SIGTERM] and soon(end)):
+            end()
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
     if _received:
-        task.cancel()
+        end()
     try:
         return await task
     except asyncio.CancelledError:

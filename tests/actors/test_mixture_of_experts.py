@@ -68,7 +68,7 @@ async def test_a_mixture_of_experts_scores_as_transformers_does(experts, serving
 
 async def test_a_mixture_of_experts_is_not_updated_on_a_cpu(serving):
     store = await WeightStore.start(WeightsConfig())
-    with pytest.raises(ActorFailure, match="vLLM on CPU corrupts a mixture-of-experts model .* use a GPU"):
+    with pytest.raises(ActorFailure, match=r"vLLM on CPU corrupts a mixture-of-experts model .* use a GPU"):
         await serving.setup(store)
     await serving.close()
     await store.stop()

@@ -5,13 +5,13 @@ import pytest
 from rlmesh import Recipe
 from rlmesh.algorithms.config import MismatchConfig
 from rlmesh.algorithms.mismatch import compare, served_logprobs
-from rlmesh.checkpoint import RunDirectory
 from rlmesh.errors import RLMeshError
 from rlmesh.metrics.console import Console
 from rlmesh.recipe import RunConfig, check_recipe
 from rlmesh.rollout.batch import Batch
 from rlmesh.rollout.types import GenerateRequest
 from rlmesh.run import Run
+from rlmesh.run_directory import RunDirectory
 
 
 async def sampled(policy, version):

@@ -18,7 +18,7 @@ from rlmesh.actors.config import PolicyServerConfig
 from rlmesh.actors.needs_setup import NeedsSetup
 from rlmesh.actors.vllm_requests import Limits
 from rlmesh.actors.vllm_versions import Admission, Versions
-from rlmesh.errors import ActorFailure
+from rlmesh.errors import ActorDied, ActorFailure
 from rlmesh.models.folder import eos_token_ids
 from rlmesh.rollout.types import Completion, GenerateRequest
 
@@ -192,7 +192,7 @@ class PolicyServer(NeedsSetup):
                     if all(sample.finish_reason != "abort" for sample in output.outputs):
                         return output, versions
         except TimeoutError:
-            raise ActorFailure(f"PolicyServer: vLLM did not answer within {limit_s:g} s") from None
+            raise ActorDied(f"PolicyServer: vLLM did not answer within {limit_s:g} s") from None
         except EngineDeadError:
             raise self._failure or _died() from None
 
@@ -365,5 +365,5 @@ class PolicyServer(NeedsSetup):
                 self._busy.append((self._busy_since, time.monotonic()))
 
 
-def _died() -> ActorFailure:
-    return ActorFailure("PolicyServer: vLLM's engine died; the actor's log says why")
+def _died() -> ActorDied:
+    return ActorDied("PolicyServer: vLLM's engine died; the actor's log says why")

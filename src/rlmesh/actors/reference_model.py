@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceModel(NeedsSetup):
-    """Logprobs of given tokens under frozen weights: those of the model folder, or of a published version.
+    """Logprobs of given tokens under frozen weights: those of the model folder, of a published version, or saved ones.
 
     >>> reference = proc_mesh.spawn("ref_model", ReferenceModel, ReferenceModelConfig(), "model", 64, 1.0)  # doctest: +SKIP
     >>> await reference.setup.call_one()
@@ -48,6 +48,13 @@ class ReferenceModel(NeedsSetup):
         if self._store is None:
             raise ActorFailure("ReferenceModel: load needs the WeightStore that setup takes")
         self._titan.load_hf(await self._store.fetch(version))
+
+    @endpoint
+    async def load_saved(self, folder: str) -> None:
+        """Take the weights that `TitanTrainer.save_model` wrote."""
+        from rlmesh.models.titan import read_safetensors
+
+        self._titan.load_hf(read_safetensors(Path(folder) / "model"))
 
     @endpoint
     async def score(self, batch: Batch) -> np.ndarray:

@@ -104,6 +104,11 @@ class TitanTrainer(NeedsSetup):
             await self._store.publish(version, weights, scores)
 
     @endpoint
+    async def save_model(self, folder: str) -> None:
+        """Write `folder/model`, an ordinary Hugging Face folder."""
+        await self._compute(self._learner.save_model, Path(folder))
+
+    @endpoint
     async def save(self, folder: str) -> None:
         """Write `folder/model` (an ordinary Hugging Face folder) and `folder/optimizer`."""
         await self._compute(self._learner.save, Path(folder))

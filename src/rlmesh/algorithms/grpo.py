@@ -34,16 +34,22 @@ if TYPE_CHECKING:
 async def grpo(mesh: ActorMesh, recipe: Recipe, run: Run) -> None:
     """Make episodes and train on them until the recipe's last step; a failure of either side ends both.
 
+    A run begins with the warm start, whose weights are also the reference's, or goes on from its checkpoint.
+
     Version v is what step v trains: step v consumes groups that version v - max_policy_age or a newer one made, and
     publishes version v + 1.
     """
-    if recipe.warm_start:
-        async with mesh.policy_asleep():
+    async with mesh.policy_asleep():
+        if run.checkpoint:
+            await mesh.trainer.load(str(run.checkpoint))
+        elif recipe.warm_start:
             await warm_start(mesh, recipe, run)
-    served = ServedVersion(0)
-    await publish(mesh, recipe, version=0)
-    if mesh.ref_model:
-        await mesh.ref_model.each("load", 0)
+            async with run.directory.save_reference() as folder:
+                await mesh.trainer.save_model(str(folder))
+    served = ServedVersion(run.first_step)
+    await publish(mesh, recipe, version=run.first_step)
+    if mesh.ref_model and recipe.warm_start:
+        await mesh.ref_model.each("load_saved", str(run.directory.reference))
     await together(keep_rolling(mesh, recipe, served, run), keep_training(mesh, recipe, served, run))
 
 
@@ -64,7 +70,7 @@ async def keep_rolling(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, r
             await together(*[roll(task) for task in tasks(recipe, step)])
 
     async with asyncio.TaskGroup() as rolling:
-        for step in range(recipe.run.steps):
+        for step in range(run.first_step, recipe.run.steps):
             await served.reach(step - recipe.replay_buffer.max_policy_age)
             rolling.create_task(roll_step(step))
 

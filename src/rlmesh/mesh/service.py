@@ -10,7 +10,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch._src.actor.actor_mesh import ActorMesh
 from monarch.actor import ActorError
 
-from rlmesh.errors import ActorFailure, RLMeshError
+from rlmesh.errors import ActorDied, ActorFailure, RLMeshError
 from rlmesh.tasks import together
 
 
@@ -20,8 +20,8 @@ class Service:
     A replica of several procs (a trainer's ranks) gets the call on every proc, and the answer of rank 0 is returned.
     `await service.each("endpoint", ...)` calls every replica and returns their answers in order.
 
-    Raises: ActorFailure that names the actor, the replica, the endpoint and the cause, also when no answer came within
-    `limit_s` seconds.
+    Raises: ActorFailure that names the actor, the replica, the endpoint and the cause; ActorDied when no answer will come, or
+    none came within `limit_s` seconds.
 
     >>> policy = Service("PolicyServer", [actor_mesh], limit_s=600)     # doctest: +SKIP
     >>> completions = await policy.generate(requests)
@@ -54,12 +54,14 @@ class Service:
                 answers = await getattr(self._replicas[replica], endpoint).call(*args, **kwargs)
             return next(iter(answers.values()))
         except TimeoutError:
-            raise ActorFailure(f"{where} did not answer within {self._limit_s:g} s") from None
+            raise ActorDied(f"{where} did not answer within {self._limit_s:g} s") from None
         except ActorError as error:
             cause = error.exception
+            if isinstance(cause, ActorDied):
+                raise ActorDied(f"{where} failed: {cause}", cause.actor) from error
             text = str(cause) if isinstance(cause, RLMeshError) else f"{type(cause).__name__}: {cause}"
             raise ActorFailure(f"{where} failed: {text}") from error
         except SupervisionError as error:
-            raise ActorFailure(f"{where}: the process of {self._name}[{replica}] died: {error}") from error
+            raise ActorDied(f"{where}: the process of {self._name}[{replica}] died: {error}") from error
         finally:
             self._pending[replica] -= 1

@@ -11,7 +11,7 @@ from typing import Any
 import monarch.actor
 from monarch.actor import MeshFailure
 
-from rlmesh.errors import ActorFailure
+from rlmesh.errors import ActorDied
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Supervision:
 
     def __enter__(self) -> Supervision:
         self._loop = asyncio.get_running_loop()
-        self._failed: asyncio.Future[ActorFailure] = self._loop.create_future()
+        self._failed: asyncio.Future[ActorDied] = self._loop.create_future()
         monarch.actor.unhandled_fault_hook = self._on_failure
         return self
 
@@ -51,7 +51,7 @@ class Supervision:
         self._actors[name] = actor
 
     async def guard(self, work: Coroutine) -> Any:
-        """Do the work until it is done, or until a process dies. Raises: ActorFailure that names the actor."""
+        """Do the work until it is done, or until a process dies. Raises: ActorDied that names the actor."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -69,9 +69,9 @@ class Supervision:
         actor = self._actors.get((failure.mesh_name or "").partition("-")[0])
         if actor:
             why = f"{actor}: its process died; its log is the last word on why"
-            self._loop.call_soon_threadsafe(self._fail, ActorFailure(why))
+            self._loop.call_soon_threadsafe(self._fail, ActorDied(why, actor))
 
-    def _fail(self, failure: ActorFailure) -> None:
+    def _fail(self, failure: ActorDied) -> None:
         if not self._failed.done():
             self._failed.set_result(failure)
 

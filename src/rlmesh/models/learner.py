@@ -114,11 +114,15 @@ class Learner:
         scores = score_batch(self.titan, batch, 1.0, self.config.pack_length, self.config.rows_per_micro_batch)
         return {"tokens": tokens.tolist(), "logprobs": scores[1:].tolist(), "dtype": self.config.dtype}
 
-    def save(self, folder: Path) -> None:
-        """`folder/model`: an ordinary Hugging Face folder; `folder/optimizer`: the moments. Every rank must call it."""
+    def save_model(self, folder: Path) -> None:
+        """`folder/model`: an ordinary Hugging Face folder. Every rank must call it."""
         weights = self.titan.hf_state_dict()
         if dist.get_rank() == 0:
             save_hf_folder(weights, self.titan, folder / "model")
+
+    def save(self, folder: Path) -> None:
+        """The model, and `folder/optimizer`: the moments. Every rank must call it."""
+        self.save_model(folder)
         dcp.save({"optimizer": self.optimizer}, checkpoint_id=str(folder / "optimizer"))
 
     def load(self, folder: Path) -> None:
