@@ -6,8 +6,8 @@ from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint
 
+from rlmesh.actors.service import Service
 from rlmesh.mesh.actor_mesh import ActorMesh
-from rlmesh.mesh.service import Service
 from rlmesh.rollout.types import Completion, GenerateRequest
 
 

@@ -15,7 +15,7 @@ from monarch.actor import ProcMesh, default_bootstrap_cmd, this_host
 from rlmesh.actors.config import EngineConfig, PolicyServerConfig
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
-from rlmesh.mesh.service import Service
+from rlmesh.actors.service import Service
 from rlmesh.weights.config import WeightsConfig
 from rlmesh.weights.store import WeightStore
 

@@ -105,11 +105,11 @@ def test_a_directory_that_holds_a_run_ends_with_1(capsys, tmp_path):
     assert capsys.readouterr().err.startswith(f"rlmesh: run.dir: {tmp_path} holds a run already")
 
 
-def test_export(capsys, tmp_path):
+async def test_export(capsys, tmp_path):
     directory = RunDirectory(tmp_path / "run")
     directory.begin(check_recipe(Recipe(run=RunConfig(dir=str(tmp_path / "run")))))
     for step in (5, 10):
-        with directory.checkpoint(step, keep=2) as folder:
+        async with directory.checkpoints.save(step, keep=2) as folder:
             (folder / "model").mkdir()
             (folder / "model" / "config.json").write_text(str(step))
     directory.close()
@@ -186,10 +186,10 @@ def test_a_damaged_file_of_episodes_is_named(capsys, tmp_path):
         assert capsys.readouterr().err.startswith(f"rlmesh: {path}, line ")
 
 
-def test_an_export_into_the_runs_own_checkpoints_is_refused(capsys, tmp_path):
+async def test_an_export_into_the_runs_own_checkpoints_is_refused(capsys, tmp_path):
     directory = RunDirectory(tmp_path / "run")
     directory.begin(check_recipe(Recipe(run=RunConfig(dir=str(tmp_path / "run")))))
-    with directory.checkpoint(5, keep=2) as folder:
+    async with directory.checkpoints.save(5, keep=2) as folder:
         (folder / "model").mkdir()
     directory.close()
     assert exit_code("export", str(tmp_path / "run"), str(tmp_path / "run" / "checkpoints" / "step_5" / "out")) == 1

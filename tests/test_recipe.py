@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh.actors.config import RewardConfig, TrainerConfig
+from rlmesh.actors.config import RewardConfig
 from rlmesh.algorithms.config import AlgorithmConfig
 from rlmesh.errors import RecipeError
+from rlmesh.models.config import TrainerConfig
 from rlmesh.recipe import Recipe, RunConfig, check_recipe, load_recipe, recipe_yaml
 from rlmesh.rollout.config import RolloutConfig
 
@@ -175,8 +176,8 @@ SHAPES = [
     ("trainer: {optimizer: {betas: [0.9, x]}}", "trainer.optimizer.betas[1]: a number is needed, not 'x'"),
     ("trainer: {optimizer: {betas: {a: 1}}}", "trainer.optimizer.betas: a list is needed, not {'a': 1}"),
     ("reward: {args: 5}", "reward.args: a mapping is needed, not 5"),
-    ("run: 5", "run: keys are needed (name, seed, steps, dir), not 5"),
-    ("run:", "run: keys are needed (name, seed, steps, dir), not None"),
+    ("run: 5", "run: keys are needed (name, seed, steps, dir, max_restarts), not 5"),
+    ("run:", "run: keys are needed (name, seed, steps, dir, max_restarts), not None"),
     ("warm_start: 5", "warm_start: keys are needed (data, args, steps, batch_size, lr), not 5"),
     ("placement: {hosts: {gpu: 3}}", "placement.hosts.gpu: keys are needed (count, gpus), not 3"),
     ("extends: 5", "extends: the file name of one recipe is needed, not 5"),

@@ -165,6 +165,10 @@ COMBINATIONS = [
         ["placement.actors.ref_model.procs=2"],
         "placement.actors.ref_model.procs: there is one ref_model, in one process",
     ),
+    (
+        ["placement.hosts.local.gpus=4", "placement.actors.trainer.gpus=2"],
+        "placement.actors.trainer.gpus: a process of it uses one GPU",
+    ),
     (["placement.actors.replay_buffer.replicas=2"], "placement.actors.replay_buffer.replicas: there is one replay"),
     (["placement.actors.policy.procs=2"], "placement.actors.policy.procs: a policy is one process; use placement.act"),
     (

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from rlmesh import evals
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
+from rlmesh.actors.service import Service
 from rlmesh.errors import RecipeError
 from rlmesh.evals import EvalReport, ask, resolve_evaluator
 from rlmesh.mesh.plan import plan_placement
 from rlmesh.mesh.procs import Hosts
 from rlmesh.mesh.scratch import Scratch
-from rlmesh.mesh.service import Service
 from rlmesh.mesh.supervision import Supervision
 from rlmesh.metrics.console import Console
 from rlmesh.models.source import resolve_model

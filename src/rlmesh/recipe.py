@@ -21,14 +21,13 @@ from rlmesh.actors.config import (
     ReferenceModelConfig,
     ReplayBufferConfig,
     RewardConfig,
-    TrainerConfig,
 )
 from rlmesh.algorithms.config import AlgorithmConfig, EvalConfig, WarmStartConfig
 from rlmesh.envs.config import EnvConfig
 from rlmesh.errors import RecipeError
 from rlmesh.mesh.config import PlacementConfig
 from rlmesh.metrics.config import MetricsConfig
-from rlmesh.models.config import ModelConfig
+from rlmesh.models.config import ModelConfig, TrainerConfig
 from rlmesh.rollout.config import RolloutConfig
 from rlmesh.schema import option
 from rlmesh.weights.config import WeightsConfig
@@ -160,18 +159,19 @@ def _parse_override(override: str) -> dict[str, Any]:
         raise RecipeError(f"{key}: cannot read the override '{override}': {_yaml_problem(error)}") from error
 
 
-_TAKES_ARGS = ("app", "data", "function", "name")  # keys that name code, beside which `args` may stand
+_NAMES_CODE = ("app", "data", "function", "name")
+_OF_THE_CODE = ("args", "group_seed")  # keys beside one of those that mean something to that code alone
 
 
 def _merge(general: Any, special: Any) -> Any:
     """Mappings are merged key by key; anything else of the more special one takes the place of the general one.
 
-    `args` stay with the code that they were written for: they are dropped where the special one names other code.
+    What was written for the code that the general one names is dropped where the special one names other code.
     """
     if not (isinstance(general, dict) and isinstance(special, dict)):
         return special
-    if any(name in special and special[name] != general.get(name) for name in _TAKES_ARGS):
-        general = {key: value for key, value in general.items() if key != "args"}
+    if any(name in special and special[name] != general.get(name) for name in _NAMES_CODE):
+        general = {key: value for key, value in general.items() if key not in _OF_THE_CODE}
     return general | {key: _merge(general.get(key), value) for key, value in special.items()}
 
 

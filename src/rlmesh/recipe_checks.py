@@ -248,6 +248,9 @@ def _placement_problems(recipe: Recipe) -> Iterator[str]:
     for actor in ("policy", "reward", "rollout", "env"):
         if getattr(placed, actor).procs != 1:
             yield f"placement.actors.{actor}.procs: a {actor} is one process; use placement.actors.{actor}.replicas for more"
+    for actor in ("trainer", "ref_model"):
+        if getattr(placed, actor).gpus > 1:
+            yield f"placement.actors.{actor}.gpus: a process of it uses one GPU; the trainer takes more as ranks (trainer.parallelism)"
     try:
         plan_placement(recipe.placement, needed_actors(recipe))
     except RecipeError as error:

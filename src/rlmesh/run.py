@@ -121,8 +121,9 @@ class Run:
     async def finish(self, step: int, groups: list[Group]) -> None:
         """End a step: checkpoint when it is due, episodes, metrics to every backend, the console's line."""
         recipe, done, self.trained = self.recipe, step + 1, True
+        end = self._end  # now: a signal that comes meanwhile ends the run after the next step
         due = recipe.checkpoint.every and done % recipe.checkpoint.every == 0
-        if due or done == recipe.run.steps or self._end:
+        if due or done == recipe.run.steps or end:
             await self._save(done)
         if recipe.metrics.rollouts_every and step % recipe.metrics.rollouts_every == 0:
             self.directory.write_rollouts(step, groups)
@@ -134,8 +135,8 @@ class Run:
         left_s = (now - self._training_began) / (done - self.first_step) * (recipe.run.steps - done)
         reduced = self._write(step)
         self.console.print(step_line(step, recipe.run.steps, reduced, recipe.rollout.groups_per_step, left_s))
-        if self._end and done < recipe.run.steps:
-            self._end()
+        if end and done < recipe.run.steps:
+            end()
             await asyncio.Future()  # nothing more is begun until the cancellation arrives
 
     def end_soon(self, end: Callable[[], None]) -> bool:

@@ -63,6 +63,7 @@ class RunDirectory:
     def forget(self) -> None:
         """Let another run begin here: this one came to nothing. Its logs stay."""
         (self.path / "recipe.yaml").unlink()
+        shutil.rmtree(self.reference, ignore_errors=True)
 
     def resume(self, recipe: Recipe, warn: Callable[[str], None]) -> tuple[int, Path] | None:
         """Take the directory to go on with its run; step and folder of the checkpoint to go on from, None to begin.
@@ -202,6 +203,8 @@ class RunDirectory:
 
     def _drop_from(self, step: int) -> None:
         """Remove what step `step` and later ones wrote, and what is left of a checkpoint that was not finished."""
+        if step == 0:
+            shutil.rmtree(self.reference, ignore_errors=True)
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
             lines = metrics.read_bytes().splitlines(keepends=True)

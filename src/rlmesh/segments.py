@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 SEGMENTS = Path("/dev/shm")
@@ -13,7 +14,12 @@ PREFIX_VARIABLE = "RLMESH_SEGMENTS"
 
 def own_prefix() -> str:
     """How the names of this run's segments begin. A process number means something in its own namespace only."""
-    return os.environ.get(PREFIX_VARIABLE) or f"rlmesh-{_namespace()}-{os.getpid()}-"
+    return os.environ.get(PREFIX_VARIABLE) or new_prefix()
+
+
+def new_prefix() -> str:
+    """How the names of a run's segments begin that this process controls, also when another run started this process."""
+    return f"rlmesh-{_namespace()}-{os.getpid()}-"
 
 
 def own_segment() -> Path:
@@ -25,7 +31,8 @@ def sweep_segments() -> None:
     """Remove what runs that were killed left in shared memory."""
     for path in SEGMENTS.glob(f"rlmesh-{_namespace()}-*"):
         if not Path(f"/proc/{path.name.split('-')[2]}").exists():
-            path.unlink(missing_ok=True)
+            with suppress(PermissionError):  # another user's, on a machine that is shared
+                path.unlink(missing_ok=True)
 
 
 def _namespace() -> int:

@@ -12,8 +12,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from rlmesh.actors.config import PolicyServerConfig
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
+from rlmesh.actors.service import Service
 from rlmesh.errors import ActorFailure
-from rlmesh.mesh.service import Service
 from rlmesh.weights.config import WeightsConfig
 from rlmesh.weights.store import WeightStore
 

@@ -15,8 +15,8 @@ from spawning import IMPORTABLE, serve_policy, spawn_proc
 from rlmesh.actors.config import EngineConfig, PolicyServerConfig
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
+from rlmesh.actors.service import Service
 from rlmesh.errors import ActorFailure
-from rlmesh.mesh.service import Service
 from rlmesh.rollout.types import GenerateRequest
 from rlmesh.weights.config import WeightsConfig
 

@@ -5,8 +5,8 @@ from episodes import group
 
 from rlmesh.actors.config import ReplayBufferConfig
 from rlmesh.actors.replay_buffer import ReplayBuffer
+from rlmesh.actors.service import Service
 from rlmesh.errors import ActorFailure
-from rlmesh.mesh.service import Service
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from episodes import group
 
 from rlmesh.actors.config import RewardConfig
 from rlmesh.actors.reward_actor import RewardActor
+from rlmesh.actors.service import Service
 from rlmesh.errors import ActorFailure
-from rlmesh.mesh.service import Service
 from rlmesh.rollout.types import Outcome
 
 
@@ -32,6 +32,13 @@ async def test_the_default_is_the_environments_return(scorer):
     episodes = group([None]).episodes
     episodes[0].turns[0].reward = -1.0
     assert await (await scorer("rlmesh.rewards.episode_return")).score(episodes) == [-1.0]
+
+
+async def test_episodes_of_several_groups_get_their_own_rewards(scorer):
+    episodes = [*group([None, None], index=0).episodes, *group([None, None], index=1).episodes]
+    for place, episode in enumerate(episodes):
+        episode.turns[0].reward = float(place)
+    assert await (await scorer("rlmesh.rewards.episode_return")).score(episodes) == [0.0, 1.0, 2.0, 3.0]
 
 
 async def test_a_lost_episode_is_not_scored(scorer):

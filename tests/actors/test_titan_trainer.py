@@ -12,12 +12,12 @@ from monarch.actor import default_bootstrap_cmd, this_host
 from monarch.spmd import setup_torch_elastic_env_async
 from safetensors.torch import load_file
 
-from rlmesh.actors.config import ParallelismConfig, ReferenceModelConfig, TrainerConfig
+from rlmesh.actors.config import ReferenceModelConfig
 from rlmesh.actors.reference_model import ReferenceModel
+from rlmesh.actors.service import Service
 from rlmesh.actors.titan_trainer import TitanTrainer
 from rlmesh.errors import ActorFailure
-from rlmesh.mesh.service import Service
-from rlmesh.models.config import TinyModelConfig
+from rlmesh.models.config import ParallelismConfig, TinyModelConfig, TrainerConfig
 from rlmesh.models.tiny import build_tiny_model
 from rlmesh.rollout.batch import Batch
 from rlmesh.weights.config import WeightsConfig

@@ -28,7 +28,7 @@ async def sampled(policy, version):
 async def test_tokens_of_the_version_are_taken_as_sampled(policy):
     batch = await sampled(policy, version=4)
     batch.versions[4] = 3
-    index, logprobs = await served_logprobs(policy.service, batch, version=4, sequences=64)
+    index, logprobs = await served_logprobs(policy.service, batch, version=4, sequences=64, temperature=1.0)
     expected = [place for place in np.flatnonzero(batch.loss_mask) if place != 4]
     assert index.tolist() == expected
     np.testing.assert_array_equal(logprobs, batch.logprobs[expected])
@@ -37,14 +37,33 @@ async def test_tokens_of_the_version_are_taken_as_sampled(policy):
 @pytest.mark.parametrize("sequences", [1, 64])
 async def test_where_older_weights_made_all_tokens_they_are_scored_again(policy, sequences):
     batch = await sampled(policy, version=3)
-    index, logprobs = await served_logprobs(policy.service, batch, version=4, sequences=sequences)
+    index, logprobs = await served_logprobs(policy.service, batch, version=4, sequences=sequences, temperature=1.0)
     end = batch.offsets[min(sequences, 2)]
     assert index.tolist() == np.flatnonzero(batch.loss_mask[:end]).tolist()
     np.testing.assert_allclose(logprobs, batch.logprobs[index], atol=5e-6)  # the weights are the same as then
 
 
+@pytest.mark.parametrize("read, tokens", [(2, 0), (3, 1), (6, 1), (7, 2), (12, 3)])
+async def test_at_other_temperatures_no_more_is_scored_again_than_may_be_read(cool_policy, monkeypatch, read, tokens):
+    """Each token costs what is before it: 3, 4, 5 and more tokens here."""
+    monkeypatch.setattr("rlmesh.algorithms.mismatch._MOST_PREFILLED", read)
+    [[sample]] = await cool_policy.service.generate([GenerateRequest([6, 7, 8], n=1, seed=8, max_tokens=4)])
+    count = len(sample.tokens)
+    batch = Batch.from_samples(
+        [[6, 7, 8, *sample.tokens]],
+        [[False] * 3 + [True] * count],
+        [np.array([0.0] * 3 + sample.logprobs)],
+        versions=[[-1] * 3 + [3] * count],
+    )
+    index, logprobs = await served_logprobs(cool_policy.service, batch, version=4, sequences=64, temperature=0.7)
+    assert count > 2 and index.tolist() == [3, 4, 5][:tokens]
+    np.testing.assert_allclose(logprobs, batch.logprobs[index], atol=5e-6)
+
+
 async def test_nothing_is_scored_again_where_the_recipe_says_so(policy):
-    index, _ = await served_logprobs(policy.service, await sampled(policy, version=3), version=4, sequences=0)
+    index, _ = await served_logprobs(
+        policy.service, await sampled(policy, version=3), version=4, sequences=0, temperature=1.0
+    )
     assert not len(index)
 
 

@@ -3,6 +3,7 @@ import pytest
 from rlmesh.errors import RecipeError
 from rlmesh.mesh.config import ActorPlacement, ActorsConfig, HostsConfig, PlacementConfig
 from rlmesh.mesh.plan import plan_placement
+from rlmesh.mesh.procs import visible_gpu
 
 
 def placement(hosts, **actors):
@@ -78,3 +79,13 @@ def test_sharing_that_cannot_be_is_refused(guest, complaint):
     )
     with pytest.raises(RecipeError, match=f"placement.actors.trainer.gpus_of: .*{complaint}"):
         plan_placement(config, ["policy", "trainer"])
+
+
+@pytest.mark.parametrize(
+    "given, names", [(None, ["0", "1"]), ("4,5", ["4", "5"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"])]
+)
+def test_a_plan_counts_the_gpus_that_the_run_was_given(monkeypatch, given, names):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert [visible_gpu(number) for number in (0, 1)] == names

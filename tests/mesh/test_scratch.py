@@ -59,3 +59,22 @@ def test_the_memory_that_was_shared_goes_too():
     prefix = done.stdout.strip().rpartition("-")[0]
     assert prefix != own_segment().name.rpartition("-")[0]
     assert not list(SEGMENTS.glob(f"{prefix}*"))
+
+
+NESTED = """
+import subprocess, sys
+from rlmesh.mesh.scratch import Scratch
+from rlmesh.segments import SEGMENTS, own_segment
+
+with Scratch():
+    actor = subprocess.Popen(["sleep", "100"])
+    segment = own_segment()
+    segment.write_text("x")
+    inner = "from rlmesh.mesh.scratch import Scratch\\nwith Scratch(): pass"
+    subprocess.run([sys.executable, "-c", inner], check=True)
+    assert actor.poll() is None and segment.exists()
+"""
+
+
+def test_a_run_that_another_one_starts_leaves_it_alone():
+    subprocess.run([sys.executable, "-c", NESTED], check=True)

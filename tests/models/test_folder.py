@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlmesh.errors import RecipeError
 from rlmesh.models.config import ModelConfig
-from rlmesh.models.folder import check_folder
+from rlmesh.models.folder import check_folder, eos_token_ids
 from rlmesh.models.source import resolve_model
 from rlmesh.recipe import load_recipe
 
@@ -149,3 +149,26 @@ def test_the_config_that_comes_with_the_recipe_is_that_of_a_model_of_1_5_billion
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(QWEN))
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_543_714_304
+
+
+def edit(path, **values):
+    content = json.loads(path.read_text())
+    content |= values
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+@pytest.mark.parametrize("written", ["<eos>", {"content": "<eos>", "lstrip": False}])
+def test_the_tokenizers_end_of_sequence_counts_where_the_configuration_names_another(folder, written):
+    [end] = eos_token_ids(folder)
+    for name in ("config.json", "generation_config.json"):
+        edit(folder / name, eos_token_id=7)
+    edit(folder / "tokenizer_config.json", eos_token=written)
+    assert eos_token_ids(folder) == {end, 7}
+
+
+def test_a_model_whose_answers_would_never_end_is_refused(folder):
+    for name in ("config.json", "generation_config.json"):
+        edit(folder / name, eos_token_id=None)
+    edit(folder / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(RecipeError, match=r"^model.source: .* names no token that ends a sequence"):
+        check_folder(folder)

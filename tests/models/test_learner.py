@@ -1,13 +1,15 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
 import reference
 import torch
+from transformers import AutoModelForCausalLM
 
-from rlmesh.actors.config import TrainerConfig
 from rlmesh.actors.process_group import join_process_group
 from rlmesh.errors import RecipeError
+from rlmesh.models.config import TrainerConfig
 from rlmesh.models.learner import Learner
 from rlmesh.models.titan import TitanModel
 from rlmesh.rollout.batch import Batch
@@ -156,11 +158,16 @@ def test_save_and_load_go_on_as_if_nothing_had_happened(name, request, tmp_path)
 
 @pytest.mark.parametrize("name", ["untied", "tied"])
 def test_what_is_saved_is_an_ordinary_model_folder(name, request, tmp_path):
-    path, batch = request.getfixturevalue(name), random_batch()
+    path, batch = tmp_path / "rounded", random_batch()
+    shutil.copytree(request.getfixturevalue(name), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
     mine = learner(path)
     mine.forward_backward(batch, *GRPO)
     mine.optim_step(lr=1e-2)
     mine.save(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    assert saved.dtype == torch.float32  # as it is saved, whatever the source's config.json says
     tokens = torch.from_numpy(batch.tokens[: batch.offsets[1]])[None]
     expected = learner(tmp_path / "model").score(batch)
     assert np.array_equal(mine.score(batch), expected)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlmesh.actors.config import TrainerConfig
 from rlmesh.actors.process_group import join_process_group
-from rlmesh.models.config import TinyModelConfig
+from rlmesh.models.config import TinyModelConfig, TrainerConfig
 from rlmesh.models.learner import Learner
 from rlmesh.models.tiny import build_tiny_model
 from rlmesh.rollout.batch import Batch

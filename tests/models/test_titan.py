@@ -12,8 +12,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rlmesh.actors.config import TrainerConfig
 from rlmesh.actors.process_group import join_process_group
+from rlmesh.models.config import TrainerConfig
 from rlmesh.models.packing import pack
 from rlmesh.models.titan import TitanModel
 from rlmesh.rollout.batch import Batch

@@ -9,8 +9,8 @@ import torch
 from spawning import spawn_proc
 from weight_reader import Reader
 
+from rlmesh.actors.service import Service
 from rlmesh.errors import ActorFailure
-from rlmesh.mesh.service import Service
 from rlmesh.segments import own_segment
 from rlmesh.weights.config import WeightsConfig
 from rlmesh.weights.snapshot import WeightsError, check_bytes
@@ -288,6 +288,13 @@ async def test_segments_of_runs_that_were_killed_are_swept():
     assert alive.exists()
     alive.unlink()
     await store.stop()
+
+
+async def test_a_segment_is_nobody_elses_to_read():
+    path = own_segment()
+    map_segment(path, 8, create=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
 
 
 async def test_a_segment_that_does_not_fit_is_refused_and_leaves_nothing():

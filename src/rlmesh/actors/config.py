@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, List
+from typing import Any
 
+from rlmesh.models.config import DTYPES
 from rlmesh.schema import option
-
-DTYPES = ("float32", "bfloat16")
 
 
 @dataclass
@@ -36,52 +35,9 @@ class PolicyServerConfig:
         False, "the engine gives its memory free while the trainer works (one GPU for both); needs max_policy_age: 0"
     )
     start_timeout_s: float = option(300.0, "limit for the engine to be ready, in seconds", gt=0)
-    request_timeout_s: float = option(600.0, "limit for one request, in seconds", gt=0)
-
-
-@dataclass
-class OptimizerConfig:
-    """AdamW."""
-
-    lr: Any = option(1e-3, "learning rate", gt=0, schedule=True)
-    betas: List[float] = option(factory=lambda: [0.9, 0.95], doc="decay of the two moments", ge=0, lt=1)
-    eps: float = option(1e-8, "added to the denominator", gt=0)
-    weight_decay: float = option(0.0, "decoupled weight decay", ge=0)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm", gt=0)
-
-
-@dataclass
-class ParallelismConfig:
-    """How the trainer's ranks share the model; their product is the number of trainer procs."""
-
-    data_parallel_replicate: int = option(1, "replicas of the model (HSDP, DDP)", ge=1)
-    data_parallel_shard: int = option(1, "ranks that share one copy of the model (FSDP2)", ge=1)
-    tensor_parallel: int = option(1, "ranks that share each layer", ge=1)
-
-    @property
-    def world_size(self) -> int:
-        return self.data_parallel_replicate * self.data_parallel_shard * self.tensor_parallel
-
-
-@dataclass
-class TrainerConfig:
-    """TitanTrainer: torchtitan's model, parallelism, optimizer and checkpoints."""
-
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
-    dtype: str = option(
-        "float32", "numeric type of the forward and backward pass (weights stay float32)", choices=DTYPES
+    request_timeout_s: float = option(
+        600.0, "limit for one request, in seconds, with its wait for others in the engine", gt=0
     )
-    pack_length: int = option(256, "tokens in one packed row; must hold the longest sample", ge=2)
-    rows_per_micro_batch: int = option(64, "packed rows in one forward and backward pass", ge=1)
-    activation_checkpoint: str = option(
-        "none", "recompute activations in the backward pass", choices=("none", "selective", "full")
-    )
-    batch_invariant: bool = option(
-        False, "torchtitan's kernels of that kind, for logprobs that are the policy server's to the bit (GPUs; slower)"
-    )
-    start_timeout_s: float = option(300.0, "limit for the trainer to be ready, in seconds", gt=0)
-    step_timeout_s: float = option(1800.0, "limit for one call to the trainer, in seconds", gt=0)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Coroutine
 from contextlib import contextmanager
@@ -39,7 +40,8 @@ class PolicyServer(NeedsSetup):
 
     Logprobs are those of the sampling distribution, temperature applied. Invariants: `logprobs[i]` and `versions[i]` belong to
     `tokens[i]`; the version changes only while the engine stands still, so that each token has exactly one; a sample is
-    decided by its request's seed and place alone, whatever is served beside it.
+    decided by its request's seed and place alone, but for what the kernels round differently when other sequences are served
+    beside it (`engine.batch_invariant` has kernels that do not).
 
     >>> policy = proc_mesh.spawn("policy", PolicyServer, PolicyServerConfig(), "model", 64, 1.0)        # doctest: +SKIP
     >>> await policy.setup.call_one()
@@ -126,6 +128,7 @@ class PolicyServer(NeedsSetup):
             distributed_executor_backend=UniProcExecutor if current_platform.is_cpu() else None,
             # A prompt in two parts rewinds the request's random stream, which torch cannot do on CPU: the engine would die.
             enable_chunked_prefill=False if current_platform.is_cpu() else None,
+            tensor_parallel_size=_given_gpus(),
             gpu_memory_utilization=options.gpu_memory_utilization,
             skip_tokenizer_init=True,  # token in, token out: nothing here knows of text
             generation_config="vllm",  # and nothing but the request decides how is sampled
@@ -363,6 +366,11 @@ class PolicyServer(NeedsSetup):
             self._running -= 1
             if self._running == 0:
                 self._busy.append((self._busy_since, time.monotonic()))
+
+
+def _given_gpus() -> int:
+    """How many GPUs an ActorMesh gave to this process; 1 where none was given: vLLM takes the one that it finds."""
+    return len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
 
 
 def _died() -> ActorDied:

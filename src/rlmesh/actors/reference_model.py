@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from monarch.actor import endpoint
 
-from rlmesh.actors.config import ReferenceModelConfig, TrainerConfig
+from rlmesh.actors.config import ReferenceModelConfig
 from rlmesh.actors.needs_setup import NeedsSetup
 from rlmesh.errors import ActorFailure
+from rlmesh.models.config import TrainerConfig
 from rlmesh.rollout.batch import Batch
 
 if TYPE_CHECKING:

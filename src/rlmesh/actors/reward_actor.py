@@ -73,8 +73,8 @@ class RewardActor(NeedsSetup):
             rewards = await together(*[self._await(episode) for episode in played])
         else:
             rewards = await self._in_thread(played)
-        by_index = dict(zip((episode.index for episode in played), rewards, strict=True))
-        return [by_index.get(episode.index) for episode in episodes]
+        given = dict(zip(map(id, played), rewards, strict=True))
+        return [given.get(id(episode)) for episode in episodes]
 
     async def _await(self, episode: Episode) -> float:
         async def score() -> float:

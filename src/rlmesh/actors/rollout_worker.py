@@ -9,10 +9,10 @@ import time
 from monarch.actor import concurrent_endpoint
 
 from rlmesh.actors.needs_setup import NeedsSetup
+from rlmesh.actors.service import Service
 from rlmesh.envs.config import EnvConfig
 from rlmesh.envs.pool import EnvFailure, EnvPool
 from rlmesh.errors import ActorFailure
-from rlmesh.mesh.service import Service
 from rlmesh.metrics import Metrics
 from rlmesh.rollout.config import RolloutConfig
 from rlmesh.rollout.driver import play

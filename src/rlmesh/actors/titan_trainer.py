@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from monarch.actor import concurrent_endpoint, endpoint
 
-from rlmesh.actors.config import TrainerConfig
 from rlmesh.actors.needs_setup import NeedsSetup
 from rlmesh.errors import ActorFailure
+from rlmesh.models.config import TrainerConfig
 from rlmesh.rollout.batch import Batch
 
 if TYPE_CHECKING:

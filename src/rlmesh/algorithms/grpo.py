@@ -1,7 +1,7 @@
 """GRPO: groups of episodes of one task, each episode's advantage its return against its group's.
 
-Shao et al. 2024, "DeepSeekMath" (arXiv:2402.03300); without division by the group's deviation it is Dr. GRPO, Liu et
-al. 2025 (arXiv:2503.20783). This file is meant to be read, and copied into a script of your own.
+Shao et al. 2024, "DeepSeekMath" (arXiv:2402.03300); an advantage that is not divided by the group's deviation is Dr. GRPO's,
+Liu et al. 2025 (arXiv:2503.20783); the mean over all tokens of a minibatch is DAPO's, Yu et al. 2025 (arXiv:2503.14476). This file is meant to be read, and copied into a script of your own.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlmesh.algorithms.correction import correct
 from rlmesh.algorithms.mismatch import Served, compare, served_logprobs
 from rlmesh.algorithms.served import ServedVersion
 from rlmesh.algorithms.warm_start import warm_start
 from rlmesh.imports import running
 from rlmesh.losses.advantages import resolve_advantage
-from rlmesh.losses.correction import correct
 from rlmesh.recipe import Recipe
 from rlmesh.rollout.batch import Batch
 from rlmesh.rollout.collate import assign_advantages, collate
@@ -48,7 +48,7 @@ async def grpo(mesh: ActorMesh, recipe: Recipe, run: Run) -> None:
                 await mesh.trainer.save_model(str(folder))
     served = ServedVersion(run.first_step)
     await publish(mesh, recipe, version=run.first_step)
-    if mesh.ref_model and recipe.warm_start:
+    if mesh.ref_model and run.directory.reference.exists():
         await mesh.ref_model.each("load_saved", str(run.directory.reference))
     await together(keep_rolling(mesh, recipe, served, run), keep_training(mesh, recipe, served, run))
 
@@ -114,7 +114,7 @@ async def train(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, run: Run
 
     async def score() -> Served:
         await served.reach(step)
-        return await served_logprobs(mesh.policy, parts[0], step, config.mismatch.sequences)
+        return await served_logprobs(mesh.policy, parts[0], step, config.mismatch.sequences, recipe.rollout.temperature)
 
     # Only the first minibatch meets the weights that the policy server has; the others' have moved.
     trained, scored = await together(descend(mesh, recipe, run, step, parts), score())
@@ -153,7 +153,8 @@ def minibatches(batch: Batch, recipe: Recipe, step: int) -> list[Batch]:
     if recipe.algorithm.minibatches == 1:
         return [batch]
     shuffled = np.random.default_rng(fan_out(recipe.run.seed, "minibatches", step)).permutation(batch.num_samples)
-    return [batch.select(part) for part in np.array_split(shuffled, recipe.algorithm.minibatches)]
+    parts = np.array_split(shuffled, recipe.algorithm.minibatches)
+    return [batch.select(part) for part in parts if len(part)]  # episodes without a reward may leave too few
 
 
 def coefficients(recipe: Recipe, step: int) -> dict[str, float]:

@@ -12,26 +12,37 @@ from rlmesh.rollout.batch import Batch
 from rlmesh.rollout.mismatch import Mismatch, ratio_metrics
 
 if TYPE_CHECKING:
-    from rlmesh.mesh.service import Service
+    from rlmesh.actors.service import Service
     from rlmesh.run import Run
+
+_MOST_PREFILLED = 1 << 16  # tokens that the policy server reads for one comparison, at most
 
 Served = tuple[np.ndarray, np.ndarray]  # places in the batch [K], and the policy server's logprobs of these tokens [K]
 
 
-async def served_logprobs(policy: Service, batch: Batch, version: int, sequences: int) -> Served:
+async def served_logprobs(policy: Service, batch: Batch, version: int, sequences: int, temperature: float) -> Served:
     """The policy server's logprobs of tokens of the batch under the weights of `version`, which it must be serving.
 
-    These are the sampled ones where `version` made the token; where it made none, the first samples are scored again.
+    These are the sampled ones where `version` made the token; where it made none, the first samples are scored again, at
+    temperatures other than 1, where each token costs vLLM a request with all before it, as much of them as is bearable.
     """
     made = np.flatnonzero(batch.versions == version)
     if len(made) or not sequences:
         return made, batch.logprobs[made]
-    prompts, completions, places = [], [], []
+    prompts, completions, places, left = [], [], [], _MOST_PREFILLED
     for start, end in zip(batch.offsets[:-1][:sequences], batch.offsets[1:], strict=False):
         inside = np.flatnonzero(batch.loss_mask[start:end]) + start
+        if temperature != 1:
+            read = np.cumsum(np.arange(inside[0], inside[-1] + 1) - start)[inside - inside[0]]
+            inside = inside[read <= left]
+            if not len(inside):
+                break
+            left -= read[len(inside) - 1]
         prompts.append(batch.tokens[start : inside[0]].tolist())
         completions.append(batch.tokens[inside[0] : inside[-1] + 1].tolist())
         places.append(inside)
+    if not places:
+        return made, batch.logprobs[made]
     scores = await policy.score(prompts, completions)
     served = [score[place - place[0]] for score, place in zip(scores, places, strict=True)]
     return np.concatenate(places), np.concatenate(served)

@@ -18,7 +18,7 @@ class EnvConfig:
         factory=dict, doc="what the environment gets at each reset beside its seeds (for BlackJack: `rules`)"
     )
     group_seed: str = option(
-        "deal_seed",
+        "",
         "reset argument for the seed that a group shares, beside each episode's own `seed`; empty: the group shares `seed`",
     )
     sessions: int = option(64, "episodes that each rollout worker plays on one server at the same time", ge=1)

@@ -19,12 +19,12 @@ from rlmesh.actors.reference_model import ReferenceModel
 from rlmesh.actors.replay_buffer import ReplayBuffer
 from rlmesh.actors.reward_actor import RewardActor
 from rlmesh.actors.rollout_worker import RolloutWorker
+from rlmesh.actors.service import Service
 from rlmesh.actors.titan_trainer import TitanTrainer
 from rlmesh.errors import ActorFailure
 from rlmesh.mesh.plan import ReplicaPlan, plan_placement
 from rlmesh.mesh.procs import Hosts
 from rlmesh.mesh.scratch import Scratch
-from rlmesh.mesh.service import Service
 from rlmesh.mesh.supervision import Supervision
 from rlmesh.models.source import resolve_model
 from rlmesh.recipe import Recipe
@@ -88,7 +88,7 @@ class ActorMesh:
     @asynccontextmanager
     async def policy_asleep(self) -> AsyncIterator[None]:
         """With `policy.sleep`: the policy servers give their memory free for the block; else nothing."""
-        if not self.recipe.policy.sleep:
+        if not (self.policy and self.recipe.policy.sleep):
             yield
             return
         await self.policy.each("sleep")
@@ -113,9 +113,9 @@ class ActorMesh:
 
     async def _start_store(self) -> WeightStore:
         placement = self.recipe.placement
-        across_hosts = sum(hosts.count for hosts in placement.hosts.values()) > 1
         procs = self._hosts.spawn("weight_store", placement.actors.trainer.hosts, _ONE_PROC, {}, self._log_dir)
-        store = await WeightStore.start(self.recipe.weights, across_hosts, procs)
+        # Not across hosts: both kinds of job keep all of theirs on this machine.
+        store = await WeightStore.start(self.recipe.weights, across_hosts=False, procs=procs)
         self._supervision.watch(store.ledger_name, "weight store")
         return store
 
@@ -141,7 +141,7 @@ class ActorMesh:
         episodes = recipe.rollout.group_size * recipe.rollout.groups_per_step
         self.reward = self._spawn("reward", RewardActor, recipe.reward, limit_s=recipe.reward.timeout_s * episodes + 10)
         rollout = (recipe.rollout, recipe.env, model, recipe.model.max_length, self.policy, self.reward)
-        self.rollout = self._spawn("rollout", RolloutWorker, *rollout, limit_s=take_limit_s)
+        self.rollout = self._spawn("rollout", RolloutWorker, *rollout, limit_s=recipe.rollout.timeout_s)
         env_limit_s = recipe.env.start_timeout_s + 10
         self._env = self._spawn("env", EnvHost, *(recipe.env, str(self._log_dir.resolve())), limit_s=env_limit_s)
 

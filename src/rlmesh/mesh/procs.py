@@ -55,7 +55,7 @@ class Hosts:
         gpus = [proc for host in plan.gpus for proc in host]
 
         def command(point):
-            visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus[point.rank]))}
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpu(number) for number in gpus[point.rank])}
             launch = {"PYTHONPATH": _IMPORTABLE, "PYTHONUNBUFFERED": "1", **env, **visible}
             return _command(launch, log_dir.resolve() / f"{name}.log")
 
@@ -89,6 +89,12 @@ def _command(env: dict[str, str], log_file: Path) -> BootstrapCommand:
     plain = default_bootstrap_cmd()
     script = f'trap \'\' INT; exec "$0" "$@" >>{shlex.quote(str(log_file))} 2>&1'
     return BootstrapCommand("/bin/sh", None, ["-c", script, plain.program, *plain.args], env)
+
+
+def visible_gpu(number: int) -> str:
+    """The machine's name for the GPU that is `number` among those that this process was given."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",")[number].strip() if given else str(number)
 
 
 def _check_this_machine(placement: PlacementConfig) -> None:

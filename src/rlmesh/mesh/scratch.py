@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from rlmesh.segments import PREFIX_VARIABLE, SEGMENTS, own_prefix
+from rlmesh.segments import PREFIX_VARIABLE, SEGMENTS, new_prefix
 
 # Outlives the process: its input ends when that does. It kills what still has the run's mark (Monarch may be starting a process just
 # then, a reward may have started one) and removes the rest, until there has been nothing of both for three times.
@@ -54,7 +54,7 @@ class Scratch:
 
     def __enter__(self) -> Scratch:
         self._before = {name: os.environ.get(name) for name in ("TMPDIR", PREFIX_VARIABLE)}
-        self._prefix, self._folder = own_prefix(), _place_of_this_process().folder
+        self._prefix, self._folder = new_prefix(), _place_of_this_process().folder
         self._set_environment({"TMPDIR": str(self._folder), PREFIX_VARIABLE: self._prefix})
         return self
 
@@ -113,7 +113,7 @@ def _place_of_this_process() -> _Place:
     """Made once: Monarch's host keeps its sockets there for as long as this process lives."""
     roomy = len(tempfile.gettempdir()) <= _LONGEST_FOLDER
     folder = Path(tempfile.mkdtemp(prefix="rlmesh-", dir=None if roomy else "/tmp"))
-    prefix = own_prefix()
+    prefix = new_prefix()
     arguments = [str(folder), str(SEGMENTS / prefix), f"{PREFIX_VARIABLE}={prefix}"]
     shell = ["/bin/sh", "-c", _REAPER, "rlmesh-reaper", *arguments]
     atexit.register(leave)

@@ -53,6 +53,12 @@ _RULES = [
         "always or never solved, or a reward that does not tell episodes apart)",
     ),
     Rule(
+        3,
+        _in_all("groups/mixed", lambda share: share > 0),
+        "there are groups whose episodes do not begin with the same observation: rewards of different tasks are compared (does the "
+        "environment's reset take the argument that env.group_seed names, and does one seed give one task?)",
+    ),
+    Rule(
         20,
         _entropy_gone,
         f"the entropy has been below {_ENTROPY_GONE} nats a token for 10 steps and the reward does not grow: the policy no "

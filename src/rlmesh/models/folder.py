@@ -21,13 +21,26 @@ _NUMBERS += ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps")
 
 
 def eos_token_ids(model_path: str | Path) -> frozenset[int]:
-    """Every token that ends a sequence: config.json and generation_config.json may each name one or several."""
-    found: set[int] = set()
+    """Every token that ends a sequence: config.json and generation_config.json may each name one or several, the tokenizer one.
+
+    Fine-tuned models often name the token that ends their turns in one of these places only.
+    """
+    found = _tokenizer_eos(Path(model_path))
     for name in ("config.json", "generation_config.json"):
         path = Path(model_path) / name
         ids = _read_json(path, "model.source").get("eos_token_id") if path.exists() else None
         found.update([ids] if isinstance(ids, int) else ids or [])
     return frozenset(found)
+
+
+def _tokenizer_eos(path: Path) -> set[int]:
+    config = path / "tokenizer_config.json"
+    if not (config.exists() and (path / "tokenizer.json").exists()):
+        return set()
+    token = _read_json(config, "model.source").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token  # older versions write an object
+    number = read_tokenizer(path).token_to_id(text) if isinstance(text, str) else None
+    return set() if number is None else {number}
 
 
 def architecture_problem(hf: dict[str, Any]) -> str | None:
@@ -94,12 +107,16 @@ def check_folder(path: Path) -> None:
     if not any(path.glob("*.safetensors")):
         refuse("has no weights (*.safetensors)")
     _check_weights(path)
-    eos_token_ids(path)
     if not any((path / name).exists() for name in _TOKENIZER_FILES):
         refuse("has no tokenizer (tokenizer.json)")
     if not _has_chat_template(path):
         refuse(
             "has no chat template, which prompts are made with (chat_template.jinja, or a key of tokenizer_config.json)"
+        )
+    if not eos_token_ids(path):
+        refuse(
+            "names no token that ends a sequence (eos_token_id in config.json or generation_config.json, eos_token in "
+            "tokenizer_config.json), so that no answer would ever end"
         )
     if (largest := _largest_token_id(path)) >= config["vocab_size"]:
         refuse(f"has a tokenizer of another model: token {largest} is outside of vocab_size = {config['vocab_size']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from rlmesh.actors.config import TrainerConfig
 from rlmesh.imports import running
 from rlmesh.losses import resolve_loss
 from rlmesh.losses.inputs import LossInputs
+from rlmesh.models.config import TrainerConfig
 from rlmesh.models.forward import TokenLogprobs, over_ranks, score_batch, token_logprobs
 from rlmesh.models.titan import TitanModel
 from rlmesh.rollout.batch import Batch
@@ -158,6 +159,7 @@ def save_hf_folder(weights: dict[str, torch.Tensor], titan: TitanModel, folder: 
             and not path.name.endswith(".index.json")
         ):
             shutil.copy(path, folder)
+    _say_dtype(folder / "config.json", weights)
     if titan.tied:
         weights = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
     save_file(
@@ -165,3 +167,11 @@ def save_hf_folder(weights: dict[str, torch.Tensor], titan: TitanModel, folder: 
         folder / "model.safetensors",
         {"format": "pt"},
     )
+
+
+def _say_dtype(config: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Loaders follow what config.json says, and would round weights that were kept more exactly than those of the source."""
+    content = json.loads(config.read_text())
+    content.pop("dtype", None)  # its newer name
+    content["torch_dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    config.write_text(json.dumps(content, indent=2) + "\n")

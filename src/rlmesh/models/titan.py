@@ -27,8 +27,8 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.protocols.module import Module
 
-from rlmesh.actors.config import TrainerConfig
 from rlmesh.errors import RecipeError
+from rlmesh.models.config import TrainerConfig
 from rlmesh.models.folder import architecture_problem
 
 _ACTIVATION_CHECKPOINTS = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}

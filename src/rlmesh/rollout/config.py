@@ -21,4 +21,7 @@ class RolloutConfig:
         "what a turn's prompt holds: `full` (all turns before it) or `none` (the latest observation only)",
         choices=("full", "none"),
     )
+    timeout_s: float = option(
+        3600.0, "limit for playing and scoring a group, in seconds, with all that it waits for", gt=0
+    )
     system_prompt: str = option("", "system message of every prompt; empty: none")

@@ -21,6 +21,8 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> Metrics:
         for reward in rewards:
             metrics.record("reward/mean", reward)
         metrics.record("groups", 1, "sum")
+        tasks = {episode.turns[0].observation for episode in group.episodes if episode.turns}
+        metrics.record("groups/mixed", float(len(tasks) > 1))
         for episode in group.episodes:
             metrics.record("episodes/unscored", float(episode.reward is None), "sum")
             if not episode.outcome.scored:

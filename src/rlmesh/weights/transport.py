@@ -248,10 +248,15 @@ def _register(flat: torch.Tensor) -> Any:
         return RDMABuffer(flat)
 
 
+def _private(path: str, flags: int) -> int:
+    """Weights are nobody else's to read on a machine that is shared."""
+    return os.open(path, flags, 0o600)
+
+
 def map_segment(path: Path, size_bytes: int, create: bool = False) -> torch.Tensor:
     """A file's bytes as a tensor, uint8 [size_bytes], shared with every process that maps it."""
     if create:
-        with path.open("wb") as file:
+        with open(path, "wb", opener=_private) as file:
             try:
                 os.posix_fallocate(
                     file.fileno(), 0, size_bytes

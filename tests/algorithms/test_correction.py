@@ -3,8 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from rlmesh.losses.config import CorrectionConfig
-from rlmesh.losses.correction import correct, importance_weights
+from rlmesh.algorithms.config import CorrectionConfig
+from rlmesh.algorithms.correction import correct, importance_weights
 from rlmesh.rollout.batch import Batch
 
 SAMPLED, TRAINED = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])  # two distributions over three tokens

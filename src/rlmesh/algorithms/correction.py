@@ -2,8 +2,9 @@
 
 What the policy server samples from is never quite what the trainer computes: another kernel, another number format, older
 weights. Taken as it is, the gradient is that of a slightly wrong expectation. With the trainer's own logprobs, under the weights
-that the step begins with, in the ratio's denominator, and each token weighed by exp(trainer's - sampled logprob), the expectation is
-right again; bounding the weights trades a little of that for less variance. Yao et al. 2025, "Your Efficient RL Framework
+that the step begins with, in the ratio's denominator, and each sequence weighed by exp(the sum of trainer's - sampled logprobs), the
+expectation is right again. Weighing each token by its own factor alone has less variance and leaves a bias, from what came before
+it; bounding the weights trades some more bias for less variance. Yao et al. 2025, "Your Efficient RL Framework
 Secretly Brings You Off-Policy RL Training"; Liu et al. 2025, "When Speed Kills Stability" (masked, and by sequence).
 """
 
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlmesh.losses.config import CorrectionConfig
+from rlmesh.algorithms.config import CorrectionConfig
 from rlmesh.rollout.batch import Batch
 
 
