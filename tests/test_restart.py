@@ -1,0 +1,111 @@
+"""A run whose actor dies goes on from its newest checkpoint, by itself, and ends as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import orjson
+import psutil
+import pytest
+
+STEPS = 40
+RECIPE = [
+    "configs/blackjack.yaml",
+    f"run.steps={STEPS}",
+    "rollout.groups_per_step=6",
+    "rollout.group_size=4",
+    "warm_start.steps=2",
+    "warm_start.batch_size=64",
+    "eval.every=0",
+    "metrics.rollouts_every=5",
+]
+
+
+class LiveRun:
+    """A run whose processes can be killed, and what it says."""
+
+    def __init__(self, directory, *overrides: str):
+        command = [sys.executable, "-m", "rlmesh.run", *RECIPE, f"run.dir={directory}", *overrides]
+        self.directory, self.said = directory, ""
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def wait_for(self, line: str) -> None:
+        for said in self._process.stdout:
+            self.said += said
+            if line in said:
+                return
+        raise AssertionError(f"it ended before it said '{line}': {self.said}")
+
+    def kill(self, title: str) -> None:
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        os.kill(next(p.pid for p in family if title in " ".join(p.cmdline())), signal.SIGKILL)
+
+    def end(self) -> int:
+        self.said += self._process.communicate(timeout=240)[0]
+        return self._process.returncode
+
+    def rows(self, name: str) -> list[dict]:
+        return [orjson.loads(line) for line in (self.directory / name).read_bytes().splitlines()]
+
+
+@pytest.fixture
+def live(tmp_path):
+    runs = []
+
+    def start(*overrides: str) -> LiveRun:
+        runs.append(LiveRun(tmp_path / "run", *overrides))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run._process.kill()
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+KILLED = [
+    ("rlmesh:trainer", "trainer_0"),
+    slow("rlmesh:policy", "policy_0"),
+    slow("VLLM::EngineCore", "policy_0"),
+    slow("rlmesh:ref_model", "ref_model_0"),
+    slow("rlmesh:rollout", "rollout_0"),
+    slow("rlmesh:reward", "reward_0"),
+    slow("rlmesh:replay_buffer", "replay_buffer_0"),
+    slow("rlmesh:weight_store", "weight store"),
+    slow("rlmesh:env", "env_0"),
+]
+
+
+@pytest.mark.parametrize("title, actor", KILLED)
+def test_a_run_goes_on_after_the_death_of_any_actor(live, title, actor):
+    run = live("checkpoint.every=2")
+    run.wait_for("step 4 | ")
+    run.kill(title)
+    assert run.end() == 0, run.said
+    assert "going on from the newest checkpoint, restart 1 of 3" in run.said and "Traceback" not in run.said
+    steps = run.rows("metrics.jsonl")
+    assert [row["step"] for row in steps] == list(range(STEPS + 1))  # each once
+    assert all(row["off_policy/max"] <= 1 for row in steps[:STEPS])
+    began, died, restarted = run.rows("events.jsonl")
+    assert [event["event"] for event in (began, died, restarted)] == ["began", "actor died", "restarted"]
+    assert died["actor"] in (actor, "") and steps[restarted["step"]]["recovery/restarts"] == 1
+    assert (run.directory / "checkpoints" / "latest").read_text() == f"step_{STEPS}\n"
+    assert {path.name for path in (run.directory / "rollouts").iterdir()} == {
+        f"step_{n}.jsonl" for n in range(0, STEPS, 5)
+    }
+
+
+@pytest.mark.slow
+def test_what_keeps_dying_ends_the_run_with_its_last_words(live):
+    run = live("checkpoint.every=1000", "run.max_restarts=1")
+    for _ in range(2):
+        run.wait_for("step 1 | ")
+        (run.directory / "logs" / "trainer_0.log").open("a").write("the last word\n")
+        run.kill("rlmesh:trainer")
+    assert run.end() == 1
+    message = run.said[run.said.index("rlmesh: ") :]
+    assert "trainer_0: its process died" in message and "went on 1 times after such an end" in message
+    assert message.endswith("the last word\n") and "Traceback" not in message
