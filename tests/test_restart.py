@@ -41,6 +41,10 @@ class LiveRun:
         family = psutil.Process(self._process.pid).children(recursive=True)
         os.kill(next(p.pid for p in family if title in " ".join(p.cmdline())), signal.SIGKILL)
 
+    def titles(self) -> list[str]:
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        return [p.cmdline()[0] for p in family if p.cmdline() and p.cmdline()[0].startswith("rlmesh:")]
+
     def end(self) -> int:
         self.said += self._process.communicate(timeout=240)[0]
         return self._process.returncode
@@ -84,6 +88,9 @@ def test_a_run_goes_on_after_the_death_of_any_actor(live, title, actor):
     run = live("checkpoint.every=2")
     run.wait_for("step 4 | ")
     run.kill(title)
+    run.wait_for("first training step")  # the second one
+    titles = run.titles()
+    assert len(titles) == len(set(titles)) == 9  # nothing is left of those before
     assert run.end() == 0, run.said
     assert "going on from the newest checkpoint, restart 1 of 3" in run.said and "Traceback" not in run.said
     steps = run.rows("metrics.jsonl")

@@ -76,5 +76,20 @@ with Scratch():
 """
 
 
+UNDER_LOAD = """
+import psutil, subprocess
+from rlmesh.mesh import scratch
+
+scratch._KILL_LIMIT_S = 0  # a machine under load: the time is over before anything was killed
+with scratch.Scratch():
+    sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
+assert not psutil.pid_exists(sleeper.pid)
+"""
+
+
+def test_what_was_started_is_killed_however_long_the_search_takes():
+    subprocess.run([sys.executable, "-c", UNDER_LOAD], check=True)
+
+
 def test_a_run_that_another_one_starts_leaves_it_alone():
     subprocess.run([sys.executable, "-c", NESTED], check=True)

@@ -74,16 +74,24 @@ class Scratch:
     def _kill(self) -> None:
         """Kill what was started here; again, for one that was just starting another when it was looked at."""
         deadline = time.monotonic() + _KILL_LIMIT_S
-        while (left := self._running()) and time.monotonic() < deadline:
+        while left := self._running():
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=1)
+            if (
+                time.monotonic() > deadline
+            ):  # looked at here: on a machine under load the first look alone may take that long
+                return
 
     def _running(self) -> list[psutil.Process]:
         """What has this run's mark in its environment, whoever its parent is by now, and all below it."""
-        marked = [process for process in psutil.process_iter() if self._is_ours(process)]
-        return list({member.pid: member for process in marked for member in _family(process)}.values())
+        everyone = {process.pid: process for process in psutil.process_iter(["ppid"])}
+        found, new = set(), {pid for pid, process in everyone.items() if self._is_ours(process)}
+        while new:
+            found |= new
+            new = {pid for pid, process in everyone.items() if process.info["ppid"] in new} - found
+        return [everyone[pid] for pid in found]
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
@@ -131,10 +139,3 @@ def leave() -> None:
         shutil.rmtree(place.folder, ignore_errors=True)
         place.reaper.stdin.close()
         _place_of_this_process.cache_clear()
-
-
-def _family(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
