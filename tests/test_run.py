@@ -191,3 +191,30 @@ def test_the_recipe_alone_changes_model_rules_reward_sizes_and_workers(tmp_path)
     assert {f"{actor}_{i}.log" for actor in ("rollout", "reward", "env") for i in (0, 1)} <= logs
     config = json.loads((tmp_path / "checkpoints" / "step_4" / "model" / "config.json").read_text())
     assert (config["num_hidden_layers"], config["tie_word_embeddings"]) == (1, True)
+
+
+@pytest.mark.slow
+def test_groups_without_signal_are_replaced_by_others(tmp_path):
+    done = rlmesh(
+        "configs/blackjack.yaml",
+        *SMALL,
+        "algorithm.replacements=30",
+        "run.steps=3",
+        "warm_start.steps=50",
+        f"run.dir={tmp_path}",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [orjson.loads(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()][:3]
+    assert all(row["frac_reward_zero_std"] == 0 and row["groups"] == 6 for row in rows)
+    assert sum(row["groups/replaced"] for row in rows) > 0 and all(row["off_policy/max"] <= 1 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_run_whose_groups_never_have_signal_ends_and_says_so(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    constant = ["algorithm.replacements=3", "reward.function=reward_functions.asynchronous", "eval.every=0"]
+    done = rlmesh("configs/blackjack.yaml", *SMALL, *constant, f"run.dir={tmp_path}", env=environment)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(
+        r"^rlmesh: algorithm.replacements: group \d of step 0 and the 3 that replaced it all", done.stderr, re.M
+    )

@@ -53,6 +53,12 @@ class AlgorithmConfig:
     clip_high: Any = option(0.28, "the ratio is clipped above 1 plus this", ge=0, schedule=True)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     mismatch: MismatchConfig = field(default_factory=MismatchConfig)
+    replacements: int = option(
+        0,
+        "how often a group whose episodes all have the same reward is replaced by one of another task (DAPO's dynamic sampling); "
+        "when that was not enough the run ends (0: such groups are kept)",
+        ge=0,
+    )
     minibatches: int = option(1, "optimizer steps made from one step's groups", ge=1)
 
 

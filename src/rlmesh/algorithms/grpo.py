@@ -15,6 +15,7 @@ from rlmesh.algorithms.correction import correct
 from rlmesh.algorithms.mismatch import Served, compare, served_logprobs
 from rlmesh.algorithms.served import ServedVersion
 from rlmesh.algorithms.warm_start import warm_start
+from rlmesh.errors import RLMeshError
 from rlmesh.imports import running
 from rlmesh.losses.advantages import resolve_advantage
 from rlmesh.recipe import Recipe
@@ -60,14 +61,24 @@ async def keep_rolling(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, r
     `step`: that is the whole argument for why no token is ever older than `max_policy_age` versions when trained on.
     """
 
-    async def roll(task: Task) -> None:
-        group, metrics = await mesh.rollout.run_group(task)
-        run.record(task.step, metrics)
+    async def roll(step: int, index: int) -> None:
+        for attempt in range(recipe.algorithm.replacements + 1):
+            group, metrics = await mesh.rollout.run_group(task(recipe, step, index, attempt))
+            kept = group.has_signal or not recipe.algorithm.replacements
+            metrics.record("groups/replaced", not kept, "sum")
+            run.record(step, metrics)
+            if kept:
+                break
+        else:
+            raise RLMeshError(
+                f"algorithm.replacements: group {index} of step {step} and the {recipe.algorithm.replacements} that replaced it all "
+                "had equal rewards: nothing can be learned from these tasks with this reward"
+            )
         await mesh.replay_buffer.put(group)
 
     async def roll_step(step: int) -> None:
         with run.timed("generate", step):
-            await together(*[roll(task) for task in tasks(recipe, step)])
+            await together(*[roll(step, index) for index in range(recipe.rollout.groups_per_step)])
 
     async with asyncio.TaskGroup() as rolling:
         for step in range(run.first_step, recipe.run.steps):
@@ -133,19 +144,16 @@ async def descend(mesh: ActorMesh, recipe: Recipe, run: Run, step: int, parts: l
     return logprobs[0]
 
 
-def tasks(recipe: Recipe, step: int) -> list[Task]:
-    """The groups of one step; each draws from streams of its own."""
-    seed, size = recipe.run.seed, recipe.rollout.group_size
-    return [
-        Task(
-            step,
-            index,
-            size,
-            seed=fan_out(seed, "group", step, index, bits=62),
-            shared_seed=fan_out(seed, "task", step, index),
-        )
-        for index in range(recipe.rollout.groups_per_step)
-    ]
+def task(recipe: Recipe, step: int, index: int, attempt: int = 0) -> Task:
+    """What the group at a place of a step plays; each attempt draws from streams of its own."""
+    seed, place = recipe.run.seed, (step, index, attempt) if attempt else (step, index)
+    return Task(
+        step,
+        index,
+        recipe.rollout.group_size,
+        seed=fan_out(seed, "group", *place, bits=62),
+        shared_seed=fan_out(seed, "task", *place),
+    )
 
 
 def minibatches(batch: Batch, recipe: Recipe, step: int) -> list[Batch]:

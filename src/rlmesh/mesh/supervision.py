@@ -12,6 +12,7 @@ import monarch.actor
 from monarch.actor import MeshFailure
 
 from rlmesh.errors import ActorDied
+from rlmesh.mesh.frozen import kill_frozen
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +53,16 @@ class Supervision:
 
     async def guard(self, work: Coroutine) -> Any:
         """Do the work until it is done, or until a process dies. Raises: ActorDied that names the actor."""
-        task = asyncio.ensure_future(work)
+        task, watchdog = asyncio.ensure_future(work), asyncio.create_task(kill_frozen())
         try:
             await asyncio.wait({task, self._failed}, return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done() and not task.done():
                 raise self._failed.result()
             return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            watchdog.cancel()
+            task.cancel()
+            await asyncio.gather(task, watchdog, return_exceptions=True)
 
     def _on_failure(self, failure: MeshFailure) -> None:
         """Called by Monarch, on a thread of its own."""

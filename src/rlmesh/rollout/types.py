@@ -114,6 +114,11 @@ class Group:
     episodes: list[Episode]
 
     @property
+    def has_signal(self) -> bool:
+        """Not all of its episodes have the same reward."""
+        return len({episode.reward for episode in self.episodes if episode.reward is not None}) > 1
+
+    @property
     def min_version(self) -> int:
         return min((e.min_version for e in self.episodes if e.turns), default=0)
 
