@@ -38,10 +38,11 @@ class StartedRun:
             stdout=subprocess.PIPE,
             stderr=(folder / "stderr").open("wb"),
             text=True,
-            env={**os.environ, "TMPDIR": str(self.temporary)},
+            env={**os.environ, "TMPDIR": str(self.temporary), "PYTHONPATH": str(Path(__file__).parent)},
             process_group=0,
         )
         self._stderr, self._segments = folder / "stderr", f"rlmesh-*-{self.process.pid}-*"
+        self._semaphores = set(SEGMENTS.glob("sem.mp-*"))
         self._family: dict[int, psutil.Process] = {}
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -91,7 +92,8 @@ class StartedRun:
 
     def _left(self) -> list:
         family = [p for p in self._family.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        return [*family, *self.temporary.iterdir(), *SEGMENTS.glob(self._segments)]
+        semaphores = set(SEGMENTS.glob("sem.mp-*")) - self._semaphores
+        return [*family, *self.temporary.iterdir(), *SEGMENTS.glob(self._segments), *semaphores]
 
     def clean_up(self) -> None:
         self.process.kill()
@@ -163,6 +165,16 @@ def test_a_signal_ends_the_run_within_10_s(start, moment, number, times):
     assert (
         f"rlmesh: stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}" in run.errors or moment == "imports"
     )
+
+
+@pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM])
+def test_a_signal_ends_a_run_that_the_users_own_code_blocks(start, number):
+    run = start("warm_start.data=hanging_data.never")
+    run.wait_for("policy server (vLLM): ready")
+    time.sleep(3)
+    run.stop(number)
+    assert run.gone_within(10) == 128 + number
+    assert "Traceback" not in run.errors and "rlmesh: stopped by" in run.errors
 
 
 @pytest.mark.parametrize("moment", [slow("Monarch"), "vLLM", slow("warm start"), slow("step"), slow("checkpoint")])

@@ -13,6 +13,7 @@ from typing import Annotated, Optional
 import typer
 
 from rlmesh.errors import RecipeError, RLMeshError
+from rlmesh.imports import described
 from rlmesh.models.source import missing_folder
 from rlmesh.recipe import Recipe, load_recipe, recipe_yaml
 from rlmesh.stopping import interruptible
@@ -200,6 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1) from None
     except OSError as error:
         _fail(f"{error.filename or 'this machine'}: {error.strerror or error}", 1)
+    except Exception as error:  # nobody foresaw it; of a run, logs/controller.log has the traceback
+        if os.environ.get("RLMESH_TRACEBACK"):
+            raise
+        _fail(f"{described(error)} (RLMESH_TRACEBACK=1 shows the way there)", 1)
 
 
 @contextmanager

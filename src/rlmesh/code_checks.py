@@ -55,7 +55,7 @@ def code_problems(
         if attribute not in names:
             yield f"{key}: module '{module}' has no '{attribute}'{nearest_of(attribute, sorted(names))}"
         elif args is not None:
-            yield from _argument_problems(f"{key.partition('.')[0]}.args", name, names[attribute], args, places, given)
+            yield from _argument_problems(key, name, names[attribute], args, places, given)
 
 
 def find_module(name: str) -> ModuleSpec | None:
@@ -121,8 +121,15 @@ def _argument_problems(
         node, places = inits[0], places + 1
     if node is None or node.decorator_list:  # a decorator may change what it takes
         return
-    takes = node.args
+    takes, args_key = node.args, f"{key.rpartition('.')[0]}.args"
     first = [each.arg for each in [*takes.posonlyargs, *takes.args]]
+    if len(first) < places and not takes.vararg:
+        yield f"{key}: {name} takes no argument by its place, where it is given {places}"
+        return
+    named = {*first, *(each.arg for each in takes.kwonlyargs)}
+    for arg in given:
+        if arg not in named and not takes.kwarg:
+            yield f"{key}: {name} is given an argument '{arg}', which it does not take"
     free = [arg for arg in [*first[places:], *(each.arg for each in takes.kwonlyargs)] if arg not in given]
     without_default = first[: len(first) - len(takes.defaults)]
     without_default += [
@@ -131,7 +138,7 @@ def _argument_problems(
     for arg in args:
         if arg not in free and not takes.kwarg:
             hint = nearest_of(arg, free) or f"; it takes {', '.join(free) or 'none'}"
-            yield f"{key}.{arg}: {name} has no such argument{hint}"
+            yield f"{args_key}.{arg}: {name} has no such argument{hint}"
     for arg in free:
         if arg in without_default and arg not in args:
-            yield f"{key}.{arg}: {name} needs this argument"
+            yield f"{args_key}.{arg}: {name} needs this argument"

@@ -12,6 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from rlmesh.mesh.actor_mesh import ActorMesh
+from rlmesh.mesh.scratch import Scratch
 from rlmesh.metrics.console import Console
 from rlmesh.models.folder import read_config
 from rlmesh.recipe import Recipe
@@ -38,11 +39,10 @@ def drift(recipe: Recipe, num_tokens: int, console: Console) -> list[Comparison]
 
     The prompts are random tokens, half of a sequence long. Raises: RLMeshError when an actor fails.
     """
-    with TemporaryDirectory(prefix="rlmesh-drift-") as scratch:
+    with interruptible(), Scratch(), TemporaryDirectory(prefix="rlmesh-drift-") as scratch:
         here = replace(recipe, run=replace(recipe.run, dir=scratch))
         mesh = ActorMesh(here, console.waiting, actors=["policy", "trainer"])
-        with interruptible():
-            return asyncio.run(until_stopped(_drift(mesh, num_tokens)))
+        return asyncio.run(until_stopped(_drift(mesh, num_tokens)))
 
 
 async def _drift(mesh: ActorMesh, num_tokens: int) -> list[Comparison]:

@@ -32,7 +32,11 @@ def evaluate(target: str, recipe_path: Path | None, step: int | None, console: C
 
     Raises: RLMeshError when there is no such model, or the recipe has no evaluation.
     """
-    with interruptible(), TemporaryDirectory(prefix="rlmesh-eval-") as scratch:
+    if (Path(target) / "recipe.yaml").exists() and recipe_path:
+        raise RecipeError(f"--recipe is for a model; the run {target} has a recipe of its own")
+    if recipe_path and step is not None:
+        raise RecipeError("--step is for a run; a model has no steps")
+    with interruptible(), Scratch(), TemporaryDirectory(prefix="rlmesh-eval-") as scratch:
         run = Path(target)
         if (run / "recipe.yaml").exists():
             recipe = load_recipe(run / "recipe.yaml")
@@ -58,7 +62,7 @@ async def _evaluate(recipe: Recipe, model: Path, log_dir: Path, console: Console
     async def render(observations: list[str], answers: list[str]) -> tuple[list[list[int]], list[list[int]]]:
         return [renderer.first_prompt(text) for text in observations], [renderer.answer(text) for text in answers]
 
-    with Supervision() as supervision, Scratch():
+    with Supervision() as supervision:
         policy = _spawn_policy(recipe, model, log_dir, supervision.name("policy"))
         with console.waiting("policy server (vLLM)"):
             await supervision.guard(policy.setup())

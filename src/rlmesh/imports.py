@@ -26,9 +26,12 @@ def import_path(path: str, key: str) -> Callable:
     except (Exception, SystemExit) as error:  # whatever the module does when it is imported
         raise RecipeError(f"{key}: cannot import '{path}': {described(error)}") from error
     try:
-        return getattr(module, name)
+        found = getattr(module, name)
     except AttributeError:
         raise RecipeError(f"{key}: module '{module_name}' has no '{name}'") from None
+    if not callable(found):
+        raise RecipeError(f"{key}: '{path}' is no function or class, but {type(found).__name__}")
+    return found
 
 
 @contextmanager
@@ -46,4 +49,4 @@ def described(error: BaseException) -> str:
     """An error of code that is not rlmesh's, in one line: its type, its text, and the place in the user's file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"

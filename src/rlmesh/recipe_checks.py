@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rlmesh import schedule
 from rlmesh.algorithms.config import WarmStartConfig
@@ -17,7 +18,8 @@ from rlmesh.evals import EVALUATORS
 from rlmesh.losses import POLICY_LOSSES
 from rlmesh.losses.advantages import ADVANTAGES
 from rlmesh.mesh.plan import plan_placement
-from rlmesh.models.folder import architecture_problem, check_folder, read_config
+from rlmesh.models.folder import architecture_problem, check_folder, check_same, read_config
+from rlmesh.models.source import BUILT
 from rlmesh.recipe import Recipe
 
 _OPERATORS = {"ge": ("at least", lambda v, x: v >= x), "gt": ("above", lambda v, x: v > x)}
@@ -76,6 +78,9 @@ def _value_problems(value: Any, where: str, metadata: Any, total_steps: int) -> 
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         yield f"{where}: {value} is not a finite number"
         return
+    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers):
+        yield f"{where}: a number of more than 63 bits is too large"
+        return
     for name, limit in metadata["limits"].items():
         words, holds = _OPERATORS[name]
         if any(not holds(number, limit) for number in numbers):
@@ -97,8 +102,11 @@ def _schedule_problems(value: Any, where: str, total_steps: int) -> Iterator[str
 
 def _import_problems(recipe: Recipe) -> Iterator[str]:
     """Whatever a recipe names by its import path, and the arguments that it gives to it."""
-    yield from code_problems("algorithm.loss", recipe.algorithm.loss, POLICY_LOSSES)
-    yield from code_problems("algorithm.advantage", recipe.algorithm.advantage, ADVANTAGES)
+    coefficients = ("clip_low", "clip_high", "kl_coef")
+    yield from code_problems(
+        "algorithm.loss", recipe.algorithm.loss, POLICY_LOSSES, args={}, places=1, given=coefficients
+    )
+    yield from code_problems("algorithm.advantage", recipe.algorithm.advantage, ADVANTAGES, args={}, places=1)
     yield from code_problems("reward.function", recipe.reward.function, args=recipe.reward.args, places=1)
     if recipe.eval.name:
         yield from code_problems(
@@ -174,11 +182,21 @@ def _combination_problems(recipe: Recipe) -> Iterator[str]:
             "rollout.history: eval.name 'blackjack' reads one probability for each state, so that a prompt may hold nothing "
             "but the state: use history: none, or another evaluation"
         )
+    if recipe.env.url and not _is_websocket(recipe.env.url):
+        yield f"env.url: '{recipe.env.url}' is not the address of a server, such as ws://127.0.0.1:8000"
     if not recipe.env.url and ":" not in recipe.env.app:
         yield (
             f"env.app: '{recipe.env.app}' is not an application such as my_package.my_module:app; name one to start, or "
             "give env.url of a running server"
         )
+
+
+def _is_websocket(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port that is none
+        return False
 
 
 def _text_problems(recipe: Recipe) -> Iterator[str]:
@@ -199,16 +217,23 @@ def _text_problems(recipe: Recipe) -> Iterator[str]:
 def _model_problems(recipe: Recipe) -> Iterator[str]:
     """What the model's files say, where they are: the recipe's own copy of config.json, and the model's folder."""
     model = recipe.model
-    folder = Path(model.source).expanduser()
+    try:
+        folder = Path(model.source).expanduser()
+    except RuntimeError as error:  # a user who is not there
+        yield f"model.source: '{model.source}': {error}"
+        return
+    here = folder.is_dir() and model.source not in BUILT
     key, path = ("model.config", Path(model.config)) if model.config else ("model.source", folder / "config.json")
-    if not (model.config or (folder.is_dir() and path.exists())):
+    if not (model.config or here):
         return
     try:
+        if here:
+            check_folder(folder)
         hf = read_config(path, key)
         if problem := architecture_problem(hf):
             raise RecipeError(f"{key}: {path} {problem}")
-        if folder.is_dir():
-            check_folder(folder)
+        if here:
+            check_same(path, folder)
     except RecipeError as error:
         yield str(error)
         return

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +60,7 @@ class Run:
         self._restarts = restarts
         self._stepping = False
         self._end: Callable[[], None] | None = None  # to be called at the end of this step
+        self.since = time.monotonic()  # of the whole run, restarts included
         self.began = self._step_began = self._training_began = time.monotonic()
         self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
         self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe), self.warn)
@@ -72,7 +75,7 @@ class Run:
         """Something that a person should look at, on the console and in `logs/warnings.log`."""
         self.console.print(f"  warning: {text}")
         with (self.directory.path / "logs" / "warnings.log").open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
+            log.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
     @contextmanager
     def timed(self, what: str, step: int) -> Iterator[None]:
@@ -186,7 +189,7 @@ class Run:
                 self._evaluator.plot(self.report, path / "plots" / f"{self.recipe.eval.name}.png")
         if self.recipe.metrics.jsonl:
             plot_learning_curve(path / "metrics.jsonl", path / "plots" / "learning_curve.png", references)
-        took = duration(time.monotonic() - self.began)
+        took = duration(time.monotonic() - self.since)
         self.console.print(
             f"done in {took}; everything is in {path}: metrics.jsonl, rollouts/, checkpoints/, plots/, eval/, logs/"
         )
@@ -197,7 +200,7 @@ class Run:
 
     def _write(self, step: int) -> dict[str, float]:
         reduced = self._metrics.pop(step).reduce()
-        reduced["time/since_start"] = time.monotonic() - self.began
+        reduced["time/since_start"] = time.monotonic() - self.since
         for backend in self._backends:
             backend.write(step, reduced)
         for warning in self._watch.observe(reduced, self.report.references if self.report else {}):
@@ -231,13 +234,14 @@ def run(recipe: Recipe, resume: bool = False) -> None:
 
 
 def _run_in(directory: RunDirectory, recipe: Recipe, console: Console, resumed: tuple[int, Path] | None) -> None:
-    state, restarts, kept = None, 0, resumed is not None
+    state, restarts, kept, began = None, 0, resumed is not None, time.monotonic()
     try:
         from rlmesh.mesh.actor_mesh import ActorMesh  # heavy; here Ctrl-C ends it at once
 
         console.print(f"{recipe.run.name}: {recipe.run.steps} steps of {recipe.algorithm.name}, in {directory.path}")
         while True:
             state = Run(recipe, directory, console, resumed, restarts)
+            state.since = began
             try:
                 asyncio.run(until_stopped(_run(state, ActorMesh(recipe, console.waiting)), soon=state.end_soon))
                 return
@@ -245,6 +249,10 @@ def _run_in(directory: RunDirectory, recipe: Recipe, console: Console, resumed: 
                 kept = kept or state.trained
                 restarts = 1 if state.saved else restarts + 1
                 resumed = _after(death, state, restarts if kept else None)
+    except Exception:
+        with (directory.path / "logs" / "controller.log").open("a", encoding="utf-8") as log:
+            traceback.print_exc(file=log)
+        raise
     finally:
         if state:
             state.close()
@@ -264,9 +272,11 @@ def _after(death: ActorDied, state: Run, restarts: int | None) -> tuple[int, Pat
             else ""
         )
         raise ActorFailure(f"{death}{often}{directory.last_words(death.actor)}") from death
-    state.warn(f"{death}; going on from the newest checkpoint, restart {restarts} of {limit}")
     state.close()
-    return directory.go_back(state.warn)
+    found = directory.go_back(state.warn)
+    where = "going on from the newest checkpoint" if found else "beginning again, because there is no checkpoint yet"
+    state.warn(f"{death}; {where}, restart {restarts} of {limit}")
+    return found
 
 
 async def _run(run: Run, mesh: ActorMesh) -> None:

@@ -61,9 +61,11 @@ class RunDirectory:
             raise RLMeshError(f"run.dir: cannot write {self.path}: {error}") from error
 
     def forget(self) -> None:
-        """Let another run begin here: this one came to nothing. Its logs stay."""
-        (self.path / "recipe.yaml").unlink()
-        shutil.rmtree(self.reference, ignore_errors=True)
+        """Let another run begin here: this one came to nothing. Its logs stay, and what others put there."""
+        for name in ("recipe.yaml", "metrics.jsonl", "events.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("tensorboard", "rollouts", "checkpoints", "reference", "eval", "plots"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def resume(self, recipe: Recipe, warn: Callable[[str], None]) -> tuple[int, Path] | None:
         """Take the directory to go on with its run; step and folder of the checkpoint to go on from, None to begin.

@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+LONGEST_S = 1e7  # of any limit in time: the system's own clocks take no more than some years
+
 
 def option(
     default: Any = dataclasses.MISSING,

@@ -25,7 +25,8 @@ Record = dict[str, Any]  # a line of `rollouts/step_N.jsonl`
 def read_rollouts(run: Path, step: int | None) -> tuple[int, dict[int, list[Record]]]:
     """The step and its episodes by group; the newest step that was written by default. Raises: RLMeshError."""
     RunDirectory(run).require_run()
-    files = {int(path.stem.removeprefix("step_")): path for path in (run / "rollouts").glob("step_*.jsonl")}
+    found = {path.stem.removeprefix("step_"): path for path in (run / "rollouts").glob("step_*.jsonl")}
+    files = {int(number): path for number, path in found.items() if number.isdecimal()}
     if not files:
         raise RLMeshError(f"{run} has no episodes (metrics.rollouts_every says how often they are written)")
     step = max(files) if step is None else step

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,6 +13,7 @@ from typing import Any
 
 Soon = Callable[[Callable[[], None]], bool]
 
+_PATIENCE_S = 3.0  # a loop that has not heard of a signal by then is blocked
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received: list[int] = []  # of the process, whose signals are one
 
@@ -49,23 +52,12 @@ async def until_stopped(work: Coroutine, soon: Soon = lambda end: False) -> Any:
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
-    ending = False
-
-    def end() -> None:
-        nonlocal ending
-        if not ending:
-            ending = True
-            task.cancel()
-
-    def stop(number: int) -> None:
-        _received.append(number)
-        if not (_received == [signal.SIGTERM] and soon(end)):
-            end()
-
+    stopper = _Stopper(task, soon)
     for number in _SIGNALS:
-        loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, stopper.hear, number)
+        signal.signal(number, stopper.arrive)
     if _received:
-        end()
+        stopper.end()
     try:
         return await task
     except asyncio.CancelledError:
@@ -76,3 +68,38 @@ async def until_stopped(work: Coroutine, soon: Soon = lambda end: False) -> Any:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, _interrupt)
+
+
+class _Stopper:
+    """What signals do to a task: the loop hears of them and cancels it; a loop that is blocked is interrupted."""
+
+    def __init__(self, task: asyncio.Future, soon: Soon):
+        self._task, self._soon = task, soon
+        self._ending = self._unheard = self._blocked = False
+
+    def end(self) -> None:
+        if not self._ending:
+            self._ending = True
+            self._task.cancel()
+
+    def hear(self, number: int) -> None:
+        """In the loop, which a signal wakes."""
+        self._unheard = False
+        _received.append(number)
+        if not (_received == [signal.SIGTERM] and self._soon(self.end)):
+            self.end()
+
+    def arrive(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread, between any two of its bytecodes: also while somebody's code blocks the loop."""
+        if self._blocked:
+            self._blocked = False
+            raise KeyboardInterrupt(number)
+        self._unheard = True
+        timer = threading.Timer(_PATIENCE_S, self._insist, [number])
+        timer.daemon = True
+        timer.start()
+
+    def _insist(self, number: int) -> None:
+        if self._unheard:
+            self._blocked = True
+            _thread.interrupt_main(number)

@@ -87,6 +87,23 @@ assert not psutil.pid_exists(sleeper.pid)
 """
 
 
+TITLED = """
+import psutil, subprocess, sys
+from rlmesh.mesh.scratch import Scratch
+
+with Scratch():
+    code = "import setproctitle, time; setproctitle.setproctitle('rlmesh:mine'); print(1, flush=True); time.sleep(100)"
+    titled = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    titled.stdout.readline()
+    assert psutil.Process(titled.pid).cmdline()[0] == "rlmesh:mine"
+assert not psutil.pid_exists(titled.pid)
+"""
+
+
+def test_a_process_that_gave_itself_a_title_is_killed_too():
+    subprocess.run([sys.executable, "-c", TITLED], check=True)
+
+
 def test_what_was_started_is_killed_however_long_the_search_takes():
     subprocess.run([sys.executable, "-c", UNDER_LOAD], check=True)
 

@@ -23,7 +23,7 @@ BAD = [
     (5, {"episodes/truncated": 0.6}, "episodes of the last 5 steps were cut"),
     (5, {"completions/clipped_ratio": 0.9}, "answers of the last 5 steps were cut at rollout.max_tokens"),
     (5, {"episodes/invalid": 0.8}, "could not read"),
-    (3, {"groups/mixed": 0.1}, "do not begin with the same observation"),
+    (1, {"groups/mixed": 0.1}, "do not begin with the same observation"),
     (3, {"errors/env_lost": 20.0}, "the environment fails often"),
     (1, {"kl": math.nan, "loss": -math.inf}, "not finite: kl, loss"),
     (5, {"ratio/above_2": 0.3}, "twice as likely to the trainer"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlmesh.models.config import DTYPES
-from rlmesh.schema import option
+from rlmesh.schema import LONGEST_S, option
 
 
 @dataclass
@@ -34,9 +34,9 @@ class PolicyServerConfig:
     sleep: bool = option(
         False, "the engine gives its memory free while the trainer works (one GPU for both); needs max_policy_age: 0"
     )
-    start_timeout_s: float = option(300.0, "limit for the engine to be ready, in seconds", gt=0)
+    start_timeout_s: float = option(300.0, "limit for the engine to be ready, in seconds", gt=0, le=LONGEST_S)
     request_timeout_s: float = option(
-        600.0, "limit for one request, in seconds, with its wait for others in the engine", gt=0
+        600.0, "limit for one request, in seconds, with its wait for others in the engine", gt=0, le=LONGEST_S
     )
 
 
@@ -55,7 +55,7 @@ class ReplayBufferConfig:
     max_policy_age: int = option(
         1, "no token older than this many versions is trained on (0: strictly on-policy)", ge=0
     )
-    take_timeout_s: float = option(600.0, "limit for a step's groups to arrive, in seconds", gt=0)
+    take_timeout_s: float = option(600.0, "limit for a step's groups to arrive, in seconds", gt=0, le=LONGEST_S)
 
 
 @dataclass
@@ -64,5 +64,5 @@ class RewardConfig:
 
     function: str = option("rlmesh.rewards.episode_return", "import path of the reward function")
     args: dict[str, Any] = option(factory=dict, doc="its keyword arguments")
-    timeout_s: float = option(60.0, "limit for one episode's reward, in seconds", gt=0)
-    start_timeout_s: float = option(120.0, "limit for importing the function, in seconds", gt=0)
+    timeout_s: float = option(60.0, "limit for one episode's reward, in seconds", gt=0, le=LONGEST_S)
+    start_timeout_s: float = option(120.0, "limit for importing the function, in seconds", gt=0, le=LONGEST_S)

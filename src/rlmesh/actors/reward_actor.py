@@ -119,7 +119,7 @@ class RewardActor(NeedsSetup):
             yield
         except ActorFailure:
             raise
-        except (Exception, SystemExit) as error:  # `sys.exit` in a reward must not end the actor without a word
+        except BaseException as error:  # `sys.exit` and its like in a reward must not end the actor without a word
             traceback.print_exc()  # into the actor's log
             raise ActorFailure(f"{self._name} failed on episode {episode.id}: {described(error)}") from error
 

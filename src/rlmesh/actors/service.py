@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
@@ -27,8 +27,9 @@ class Service:
     >>> completions = await policy.generate(requests)
     """
 
-    def __init__(self, name: str, replicas: list[ActorMesh], limit_s: float):
+    def __init__(self, name: str, replicas: list[ActorMesh], limit_s: float, logs: Sequence[str] = ()):
         self._name, self._replicas, self._limit_s = name, replicas, limit_s
+        self._logs = logs or [""] * len(replicas)  # the replicas' names in the run's `logs/`, where it has any
         self._pending = [0] * len(replicas)
 
     def __getattr__(self, endpoint: str) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -54,14 +55,16 @@ class Service:
                 answers = await getattr(self._replicas[replica], endpoint).call(*args, **kwargs)
             return next(iter(answers.values()))
         except TimeoutError:
-            raise ActorDied(f"{where} did not answer within {self._limit_s:g} s") from None
+            raise ActorDied(f"{where} did not answer within {self._limit_s:g} s", self._logs[replica]) from None
         except ActorError as error:
             cause = error.exception
             if isinstance(cause, ActorDied):
-                raise ActorDied(f"{where} failed: {cause}", cause.actor) from error
+                raise ActorDied(f"{where} failed: {cause}", cause.actor or self._logs[replica]) from error
             text = str(cause) if isinstance(cause, RLMeshError) else f"{type(cause).__name__}: {cause}"
             raise ActorFailure(f"{where} failed: {text}") from error
         except SupervisionError as error:
-            raise ActorDied(f"{where}: the process of {self._name}[{replica}] died: {error}") from error
+            raise ActorDied(
+                f"{where}: the process of {self._name}[{replica}] died: {error}", self._logs[replica]
+            ) from error
         finally:
             self._pending[replica] -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlmesh.schema import option
+from rlmesh.schema import LONGEST_S, option
 
 
 @dataclass
@@ -22,6 +22,8 @@ class EnvConfig:
         "reset argument for the seed that a group shares, beside each episode's own `seed`; empty: the group shares `seed`",
     )
     sessions: int = option(64, "episodes that each rollout worker plays on one server at the same time", ge=1)
-    start_timeout_s: float = option(60.0, "limit for a server to answer its health check, in seconds", gt=0)
-    step_timeout_s: float = option(10.0, "limit for one reset or step, in seconds", gt=0)
+    start_timeout_s: float = option(
+        60.0, "limit for a server to answer its health check, in seconds", gt=0, le=LONGEST_S
+    )
+    step_timeout_s: float = option(10.0, "limit for one reset or step, in seconds", gt=0, le=LONGEST_S)
     retries: int = option(3, "times that an episode lost with its server is played again", ge=0)

@@ -9,6 +9,7 @@ import socket
 import sys
 
 import uvicorn
+from uvicorn.importer import ImportFromStringError, import_from_string
 
 # Observations and actions above this size are refused at both ends of a connection.
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -21,8 +22,14 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         sys.exit("the process that started this server is gone")
+    try:
+        served = import_from_string(app)
+    except ImportFromStringError as error:
+        sys.exit(f"env.app: {error}")
+    if not callable(served):
+        sys.exit(f"env.app: '{app}' is no application, but {type(served).__name__}")
     config = uvicorn.Config(
-        app,
+        served,
         log_level="warning",
         access_log=False,
         ws="websockets-sansio",

@@ -108,7 +108,9 @@ class EnvServer:
 
     def _failure(self, what: str) -> ActorFailure:
         tail = "\n".join(self._log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
-        return ActorFailure(f"environment server {self._config.app} {what}; {self._log_path} ends with:\n{tail}")
+        return ActorFailure(
+            f"env.app: environment server {self._config.app} {what}; {self._log_path} ends with:\n{tail}"
+        )
 
     async def _healthy(self, timeout_s: float) -> bool:
         def ask() -> bool:

@@ -67,23 +67,22 @@ class BlackjackEvaluator:
         return EvalReport(metrics, data, [_ladder(metrics, references), *self._charts(hit_V, stand_V)], references)
 
     def _charts(self, hit_V: np.ndarray, stand_V: np.ndarray) -> list[Table]:
-        """Hit and stand by total and dealer's card; where it differs from the best policy, in red."""
+        """Hit and stand by total and dealer's card; where it differs from the best policy, with a star."""
         index = {view: i for i, view in enumerate(VIEWS)}
         tables = []
         for name, soft, totals in _CHARTS:
             table = Table(
                 f"{name} total",
                 *["A" if d == 1 else str(d) for d in _DEALERS],
-                title="by dealer's card: H hit, S stand, red: not the best",
+                title="by dealer's card: H hit, S stand, * not the best",
             )
             for total in reversed(totals):
                 cells = []
                 for dealer in _DEALERS:
                     i = index[View(total, soft, dealer)]
                     hits = hit_V[i] > stand_V[i]
-                    cells.append(
-                        Text("H" if hits else "S", style="" if hits == self._solver.optimal_V[i] else "bold red")
-                    )
+                    best = hits == self._solver.optimal_V[i]
+                    cells.append(Text("HS"[not hits] + ("" if best else "*"), style="" if best else "bold red"))
                 table.add_row(str(total), *cells)
             tables.append(table)
         return tables

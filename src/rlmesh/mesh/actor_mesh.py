@@ -21,7 +21,7 @@ from rlmesh.actors.reward_actor import RewardActor
 from rlmesh.actors.rollout_worker import RolloutWorker
 from rlmesh.actors.service import Service
 from rlmesh.actors.titan_trainer import TitanTrainer
-from rlmesh.errors import ActorFailure
+from rlmesh.errors import ActorFailure, RecipeError
 from rlmesh.mesh.plan import ReplicaPlan, plan_placement
 from rlmesh.mesh.procs import Hosts
 from rlmesh.mesh.scratch import Scratch
@@ -66,6 +66,10 @@ class ActorMesh:
         self.recipe, self._waiting = recipe, waiting
         self._actors = needed_actors(recipe) if actors is None else list(actors)
         self._log_dir = Path(recipe.run.dir) / "logs"
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecipeError(f"run.dir: cannot write {recipe.run.dir}: {error}") from error
         # Here and not at the start: a download can be interrupted, as long as no event loop is running.
         self.model_path = str(resolve_model(recipe.model, Path(recipe.run.dir) / "model", recipe.run.seed))
 
@@ -98,7 +102,6 @@ class ActorMesh:
     async def _start(self) -> None:
         recipe = self.recipe
         self._plan = plan_placement(recipe.placement, self._actors)
-        self._log_dir.mkdir(parents=True, exist_ok=True)
         self._hosts = Hosts(recipe.placement)
         self._spawn_actors()
         self.store = await self._ready("weight store (TorchStore)", self._start_store())
@@ -158,7 +161,7 @@ class ActorMesh:
             name = f"{actor}_{index}"
             procs = self._hosts.spawn(name, placement.hosts, plan, launch, self._log_dir)
             replicas.append(procs.spawn(self._supervision.name(name), cls, *args))
-        return Service(cls.__name__, replicas, limit_s)
+        return Service(cls.__name__, replicas, limit_s, [f"{actor}_{index}" for index in range(len(replicas))])
 
     async def _setup_policy(self) -> None:
         if self.policy:
@@ -208,4 +211,4 @@ class ActorMesh:
             async with asyncio.timeout(_CLOSE_LIMIT_S):
                 await stop
         except Exception as error:
-            log.warning("while stopping %s: %s", what, str(error) or type(error).__name__)
+            log.info("while stopping %s: %s", what, str(error) or type(error).__name__)

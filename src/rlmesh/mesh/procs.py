@@ -77,7 +77,7 @@ class Hosts:
         try:
             await procs.stop()
         except Exception as error:  # one that died must not keep the others from stopping
-            log.warning("while stopping %s: %s", name, (str(error).strip() or type(error).__name__).splitlines()[0])
+            log.info("while stopping %s: %s", name, (str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def _command(env: dict[str, str], log_file: Path) -> BootstrapCommand:

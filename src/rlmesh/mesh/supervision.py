@@ -69,7 +69,7 @@ class Supervision:
         log.debug("%s", failure.report())
         actor = self._actors.get((failure.mesh_name or "").partition("-")[0])
         if actor:
-            why = f"{actor}: its process died; its log is the last word on why"
+            why = f"{actor}: its process died; its log says why, or nothing where it was killed (for lack of memory, for example)"
             self._loop.call_soon_threadsafe(self._fail, ActorDied(why, actor))
 
     def _fail(self, failure: ActorDied) -> None:

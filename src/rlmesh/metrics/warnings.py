@@ -53,7 +53,7 @@ _RULES = [
         "always or never solved, or a reward that does not tell episodes apart)",
     ),
     Rule(
-        3,
+        1,
         _in_all("groups/mixed", lambda share: share > 0),
         "there are groups whose episodes do not begin with the same observation: rewards of different tasks are compared (does the "
         "environment's reset take the argument that env.group_seed names, and does one seed give one task?)",
@@ -89,7 +89,8 @@ _RULES = [
     Rule(
         3,
         _many_errors,
-        "the environment fails often: one failure for every two groups in each of the last 3 steps (logs/env_*.log)",
+        "the environment fails often: one failure for every two groups in each of the last 3 steps (`rlmesh rollouts` shows "
+        "what it said, logs/env_*.log what it printed)",
     ),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, List
 
-from rlmesh.schema import option
+from rlmesh.schema import LONGEST_S, option
 
 DTYPES = ("float32", "bfloat16")
 
@@ -14,10 +14,10 @@ DTYPES = ("float32", "bfloat16")
 class TinyModelConfig:
     """Shape of `tiny-qwen3`, a Qwen3 with random weights built on the spot."""
 
-    hidden_size: int = option(64, "width of the residual stream", ge=8)
-    intermediate_size: int = option(128, "width of the feed-forward layers", ge=8)
-    num_layers: int = option(2, "transformer layers", ge=1)
-    num_heads: int = option(2, "attention heads", ge=1)
+    hidden_size: int = option(64, "width of the residual stream", ge=8, le=2**16)
+    intermediate_size: int = option(128, "width of the feed-forward layers", ge=8, le=2**18)
+    num_layers: int = option(2, "transformer layers", ge=1, le=1000)
+    num_heads: int = option(2, "attention heads", ge=1, le=1000)
     num_kv_heads: int = option(1, "key and value heads; divides num_heads", ge=1)
     tie_word_embeddings: bool = option(False, "use the embedding as output head too")
     words: List[str] = option(
@@ -81,5 +81,5 @@ class TrainerConfig:
     batch_invariant: bool = option(
         False, "torchtitan's kernels of that kind, for logprobs that are the policy server's to the bit (GPUs; slower)"
     )
-    start_timeout_s: float = option(300.0, "limit for the trainer to be ready, in seconds", gt=0)
-    step_timeout_s: float = option(1800.0, "limit for one call to the trainer, in seconds", gt=0)
+    start_timeout_s: float = option(300.0, "limit for the trainer to be ready, in seconds", gt=0, le=LONGEST_S)
+    step_timeout_s: float = option(1800.0, "limit for one call to the trainer, in seconds", gt=0, le=LONGEST_S)

@@ -16,8 +16,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # What makes two configurations the same architecture.
 _SHAPE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _SHAPE += ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings")
-_NUMBERS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_NUMBERS += ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps")
+_COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_COUNTS += ("num_key_value_heads", "max_position_embeddings")
 
 
 def eos_token_ids(model_path: str | Path) -> frozenset[int]:
@@ -29,7 +29,10 @@ def eos_token_ids(model_path: str | Path) -> frozenset[int]:
     for name in ("config.json", "generation_config.json"):
         path = Path(model_path) / name
         ids = _read_json(path, "model.source").get("eos_token_id") if path.exists() else None
-        found.update([ids] if isinstance(ids, int) else ids or [])
+        ids = [ids] if not isinstance(ids, list) else ids
+        if not all(number is None or isinstance(number, int) for number in ids):
+            raise RecipeError(f"model.source: {path} has eos_token_id = {ids}, where numbers of tokens are needed")
+        found.update(number for number in ids if number is not None)
     return frozenset(found)
 
 
@@ -48,12 +51,17 @@ def architecture_problem(hf: dict[str, Any]) -> str | None:
     family = hf.get("model_type")
     if family not in FAMILIES:
         return f"is a '{family}' model; the trainer knows {', '.join(FAMILIES)}"
-    for name in _NUMBERS:
+    for name in (*_COUNTS, *(["head_dim"] if hf.get("head_dim") is not None else [])):
         value = hf.get(name)
-        if not (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0):
-            return f"has {name} = {value!r}, where a number above 0 is needed"
+        if not (isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31):
+            return f"has {name} = {value!r}, where a whole number above 0 is needed"
+    if not (isinstance(epsilon := hf.get("rms_norm_eps"), float) and 0 < epsilon < 1):
+        return f"has rms_norm_eps = {epsilon!r}, where a small number above 0 is needed"
+    if hf["num_attention_heads"] % hf["num_key_value_heads"]:
+        return f"has {hf['num_key_value_heads']} key and value heads, which do not divide its {hf['num_attention_heads']} heads"
     # transformers 5 writes the scaling into `rope_parameters`, older versions into `rope_scaling`
-    if hf.get("rope_scaling") or (hf.get("rope_parameters") or {}).get("rope_type", "default") != "default":
+    rope = hf.get("rope_parameters") or {}
+    if hf.get("rope_scaling") or not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         return "uses rope scaling, which the trainer does not support"
     if hf.get("attention_bias") or hf.get("mlp_bias"):
         return "has biases where the trainer's model has none (attention_bias, mlp_bias)"
@@ -77,20 +85,23 @@ def read_config(path: Path, key: str) -> dict[str, Any]:
 def _read_json(path: Path, key: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{key}: cannot read {path}: {error}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{key}: cannot read {path}: it holds no keys")
     return content
 
 
-def same_architecture(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """What differs between two configurations, as sentences without a subject."""
-    return [
+def check_same(config: Path, folder: Path) -> None:
+    """Raises: RecipeError naming `model.config` when that config.json is of another architecture than the folder's model."""
+    expected, found = (read_config(path, "model.config") for path in (config, folder / "config.json"))
+    differences = [
         f"{name} is {found[name]!r} and should be {expected[name]!r}"
         for name in _SHAPE
         if name in expected and name in found and expected[name] != found[name]
     ]
+    if differences:
+        raise RecipeError(f"model.config: {config} is not that of {folder}: {'; '.join(differences)}")
 
 
 def check_folder(path: Path) -> None:
@@ -128,8 +139,8 @@ def _check_weights(path: Path) -> None:
 
     index = path / "model.safetensors.index.json"
     listed = _read_json(index, "model.source").get("weight_map") if index.exists() else {}
-    if not isinstance(listed, dict):
-        raise RecipeError(f"model.source: cannot read {index}: its weight_map is no mapping")
+    if not (isinstance(listed, dict) and all(isinstance(name, str) for name in listed.values())):
+        raise RecipeError(f"model.source: cannot read {index}: its weight_map does not map names to files")
     for file in sorted({*path.glob("*.safetensors"), *(path / name for name in listed.values())}):
         try:
             with safe_open(file, framework="numpy"):

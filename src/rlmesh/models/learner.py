@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from rlmesh.errors import RLMeshError
 from rlmesh.imports import running
 from rlmesh.losses import resolve_loss
 from rlmesh.losses.inputs import LossInputs
@@ -73,9 +74,17 @@ class Learner:
                 loss_M, metrics = function(inputs, **coefficients)
                 if loss_M.shape != inputs.logprobs.shape:
                     raise ValueError(f"a loss of shape {list(loss_M.shape)} for {len(inputs.logprobs)} tokens")
+                if not loss_M.requires_grad:
+                    raise ValueError(
+                        "a loss that the logprobs have no part in (detached, or numpy's): nothing can be learned from it"
+                    )
+                if broken := int((~loss_M.isfinite()).sum()):
+                    raise ValueError(f"a loss that is not finite, for {broken} of {len(loss_M)} tokens")
+                for name, value_M in metrics.items():
+                    sums[name] = sums.get(name, 0.0) + float(value_M.sum())
             (loss_M.sum() / count + part.anchor).backward()
             logprobs[torch.from_numpy(part.index_M)] = part.logprobs_M.detach().cpu()
-            for name, value_M in (metrics | {"loss": loss_M.detach(), "entropy": part.entropy_M}).items():
+            for name, value_M in (("loss", loss_M.detach()), ("entropy", part.entropy_M)):
                 sums[name] = sums.get(name, 0.0) + float(value_M.sum())
         return ForwardBackwardOutput(self._over_ranks(sums, count), over_ranks(self.titan, logprobs).numpy())
 
@@ -151,7 +160,10 @@ def save_hf_folder(weights: dict[str, torch.Tensor], titan: TitanModel, folder: 
     """Write the weights beside the configuration, tokenizer and template of the folder that the model came from."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise RLMeshError(f"{folder} exists already, and nothing is overwritten") from None
     for path in titan.model_path.iterdir():
         if (
             path.is_file()

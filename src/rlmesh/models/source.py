@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlmesh.errors import RecipeError
 from rlmesh.models.config import ModelConfig
-from rlmesh.models.folder import check_folder, read_config, same_architecture
+from rlmesh.models.folder import check_folder, check_same
 
 
 def _tiny(config: ModelConfig, folder: Path, seed: int) -> None:
@@ -34,9 +34,7 @@ def resolve_model(config: ModelConfig, folder: Path, seed: int) -> Path:
     path = _find_model(config, folder, seed)
     check_folder(path)
     if config.config:
-        expected, found = (read_config(p, "model.config") for p in (Path(config.config), path / "config.json"))
-        if differences := same_architecture(expected, found):
-            raise RecipeError(f"model.config: {config.config} is not that of {config.source}: {'; '.join(differences)}")
+        check_same(Path(config.config), path)
     return path
 
 

@@ -253,7 +253,7 @@ class TitanModel:
         return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in self.hf_shards().items()}
 
     def load_hf(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take weights by their Hugging Face names. Raises: ValueError for missing or surplus names."""
+        """Take weights by their Hugging Face names. Raises: RecipeError for missing or surplus names, and other shapes."""
         # torchtitan's names, whose tensors may be copies: fused projections are split and permuted for them.
         state = self.model.state_dict()
         wanted, weights = self.adapter.to_hf(state).keys() - {"lm_head.weight"}, dict(weights)
@@ -261,12 +261,19 @@ class TitanModel:
             wanted |= {"lm_head.weight"}
         missing, surplus = wanted - weights.keys(), weights.keys() - wanted - {"lm_head.weight"}
         if missing or surplus:
-            raise ValueError(
-                f"weights do not fit the model: missing {sorted(missing)[:3]}, surplus {sorted(surplus)[:3]}"
+            raise RecipeError(
+                f"model.source: weights do not fit the config.json of {self.model_path}: missing {sorted(missing)[:3]}, surplus "
+                f"{sorted(surplus)[:3]}"
             )
         if self.tied:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         sources = self.adapter.from_hf(weights)
+        for name, target in state.items():
+            if target.shape != sources[name].shape:
+                raise RecipeError(
+                    f"model.source: weights do not fit the config.json of {self.model_path}: {name} is of shape "
+                    f"{list(sources[name].shape)} and should be {list(target.shape)}"
+                )
         self.model.load_state_dict({name: _placed_like(target, sources[name]) for name, target in state.items()})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlmesh.schema import option
+from rlmesh.schema import LONGEST_S, option
 
 
 @dataclass
@@ -22,6 +22,6 @@ class RolloutConfig:
         choices=("full", "none"),
     )
     timeout_s: float = option(
-        3600.0, "limit for playing and scoring a group, in seconds, with all that it waits for", gt=0
+        3600.0, "limit for playing and scoring a group, in seconds, with all that it waits for", gt=0, le=LONGEST_S
     )
     system_prompt: str = option("", "system message of every prompt; empty: none")

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rlmesh.errors import RecipeError
+from rlmesh.imports import described
 from rlmesh.models.folder import eos_token_ids
 
 # Stands for an answer while the template is asked what it writes after one; any text that no template contains will do.
@@ -30,6 +31,7 @@ class Renderer:
         # Imported here: transformers takes seconds, and only a process that renders should pay for it.
         from transformers import AutoTokenizer
 
+        self._model_path = model_path
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         if self.tokenizer.chat_template is None:
             raise RecipeError(
@@ -71,7 +73,14 @@ class Renderer:
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _render(self, messages: list[dict[str, str]]) -> str:
-        return self.tokenizer.apply_chat_template(self._system + messages, tokenize=False, add_generation_prompt=True)
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                self._system + messages, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise RecipeError(f"model.source: the chat template of {self._model_path}: {described(error)}") from error
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
