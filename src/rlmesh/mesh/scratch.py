@@ -56,10 +56,10 @@ class Scratch:
     """
 
     def __enter__(self) -> Scratch:
-        self._before = {name: os.environ.get(name) for name in ("TMPDIR", PREFIX_VARIABLE)}
-        self._mark = f"{PREFIX_VARIABLE}={new_prefix()}".encode()
+        self._before = {name: os.environ.get(name) for name in ("TMPDIR", PREFIX_VARIABLE, "SPT_NOENV")}
         self._prefix, self._folder = new_prefix(), _place_of_this_process().folder
-        self._set_environment({"TMPDIR": str(self._folder), PREFIX_VARIABLE: self._prefix})
+        # A process that gives itself a title must not write it over its environment, which has the mark.
+        self._set_environment({"TMPDIR": str(self._folder), PREFIX_VARIABLE: self._prefix, "SPT_NOENV": "1"})
         return self
 
     def __exit__(self, *error) -> None:
@@ -100,10 +100,9 @@ class Scratch:
         return [everyone[pid] for pid in found]
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """By the bytes, not by psutil's reading of them: a process that gave itself a title has zeros at their beginning."""
         try:
-            return process.pid != os.getpid() and self._mark in Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
+            return process.pid != os.getpid() and process.environ().get(PREFIX_VARIABLE) == self._prefix
+        except psutil.Error:
             return False
 
     @staticmethod
