@@ -14,6 +14,7 @@ from functools import cache
 
 def plain(episode, bonus, scale=1.0, *, low=0.0, high): ...
 def anything(episode, **rest): ...
+def by_name(*, episode): ...
 def data(count, *, seed, rules="a"): ...
 @cache
 def decorated(episode): ...
@@ -49,6 +50,9 @@ GOOD = {"bonus": 1, "high": 2}
         ("decorated", {"whatever": 1}, {"places": 1}, []),
         ("data", {}, {"given": ["seed", "count"]}, []),
         ("data", {"rule": 1}, {"given": ["seed", "count"]}, ["x.args.rule: {} has no such argument; did you mean 'rules'?"]),
+        ("by_name", {}, {"places": 1}, ["x.name: {} takes no argument by its place, where it is given 1"]),
+        ("anything", {}, {"places": 1, "given": ["clip_low"]}, []),
+        ("data", {}, {"places": 1, "given": ["seed", "clip_low"]}, ["x.name: {} is given an argument 'clip_low', which it does not take"]),
         ("Mine", {"size": 1}, {}, []),
         ("Mine", {"self": 1}, {}, ["x.args.self: {} has no such argument; did you mean 'size'?", "x.args.size: {} needs this argument"]),
         ("Inherits", {"whatever": 1}, {}, []),

@@ -111,8 +111,8 @@ def package(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "source, name",
     [
-        ("def f(): ...", "f"),
-        ("async def f(): ...", "f"),
+        ("def f(episode): ...", "f"),
+        ("async def f(episode): ...", "f"),
         ("class F: ...", "F"),
         ("a, (b, c) = 1, (2, 3)", "c"),
         ("f: int = 1", "f"),
@@ -169,6 +169,9 @@ COMBINATIONS = [
         ["placement.hosts.local.gpus=4", "placement.actors.trainer.gpus=2"],
         "placement.actors.trainer.gpus: a process of it uses one GPU",
     ),
+    (["env.url=http://127.0.0.1:80"], "env.url: 'http://127.0.0.1:80' is not the address of a server, such as ws://"),
+    (["env.url=ws://127.0.0.1:99999"], "env.url: 'ws://127.0.0.1:99999' is not the address of a server"),
+    (["model.source=~nobody_here/model"], "model.source: '~nobody_here/model': Could not determine home directory."),
     (["placement.actors.replay_buffer.replicas=2"], "placement.actors.replay_buffer.replicas: there is one replay"),
     (["placement.actors.policy.procs=2"], "placement.actors.policy.procs: a policy is one process; use placement.act"),
     (

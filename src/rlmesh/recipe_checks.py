@@ -222,7 +222,7 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     except RuntimeError as error:  # a user who is not there
         yield f"model.source: '{model.source}': {error}"
         return
-    here = folder.is_dir() and model.source not in BUILT
+    here = bool(model.source) and folder.is_dir() and model.source not in BUILT
     key, path = ("model.config", Path(model.config)) if model.config else ("model.source", folder / "config.json")
     if not (model.config or here):
         return

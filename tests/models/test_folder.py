@@ -65,8 +65,8 @@ WRONG = [
     (half("*.safetensors"), "cannot read .*model.safetensors"),
     (half("tokenizer.json"), "cannot read .*tokenizer.json"),
     (half("generation_config.json"), "cannot read .*generation_config.json"),
-    (changed(vocab_size="many"), "has vocab_size = 'many', where a number above 0 is needed"),
-    (changed(max_position_embeddings=None), "has max_position_embeddings = None, where a number"),
+    (changed(vocab_size="many"), "has vocab_size = 'many', where a whole number above 0 is needed"),
+    (changed(max_position_embeddings=None), "has max_position_embeddings = None, where a whole number"),
     (
         lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}'),
         "cannot read .*b.safetensors",
@@ -80,6 +80,20 @@ WRONG = [
     (changed(model_type="gpt2"), "is a 'gpt2' model; the trainer knows llama, qwen2, qwen3"),
     (changed(rope_scaling={"type": "linear", "factor": 4.0}), "uses rope scaling"),
     (changed(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}), "uses rope scaling"),
+    (changed(rope_parameters=5), "uses rope scaling"),
+    (changed(head_dim="x"), "has head_dim = 'x', where a whole number above 0 is needed"),
+    (changed(num_hidden_layers=2.5), "has num_hidden_layers = 2.5, where a whole number"),
+    (changed(vocab_size=float("inf")), "has vocab_size = inf, where a whole number"),
+    (
+        changed(num_attention_heads=4, num_key_value_heads=3),
+        "has 3 key and value heads, which do not divide its 4 heads",
+    ),
+    (changed(rms_norm_eps="small"), "has rms_norm_eps = 'small'"),
+    (changed(eos_token_id="</s>"), r"config.json has eos_token_id = \['</s>'\], where numbers"),
+    (
+        lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}'),
+        "cannot read .*its weight_map does not map names to files",
+    ),
     (changed(attention_bias=True), "has biases where the trainer's model has none"),
     (changed(model_type="qwen2", use_sliding_window=True), "uses a sliding window"),
     (changed(model_type="llama", head_dim=48), "has heads of head_dim = 48; a llama's here are .* = 32"),
@@ -97,6 +111,21 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_dry_run_too(folder):
     half("*.safetensors")(folder)
     with pytest.raises(RecipeError, match=r"model\.source: cannot read .*model.safetensors"):
         load_recipe(ROOT / "configs" / "blackjack.yaml", [f"model.source={folder}"])
+
+
+def test_a_folder_that_is_no_model_is_refused_in_a_dry_run_too(tmp_path):
+    with pytest.raises(RecipeError, match=r"model\.source: .* is not a Hugging Face model folder"):
+        load_recipe(ROOT / "configs" / "blackjack.yaml", [f"model.source={tmp_path}"])
+
+
+def test_a_folder_of_another_model_than_the_recipes_config_is_refused_in_a_dry_run_too(folder, tmp_path):
+    content = json.loads((folder / "config.json").read_text())
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(content | {"num_hidden_layers": content["num_hidden_layers"] + 1}))
+    with pytest.raises(
+        RecipeError, match=r"^model\.config: .*other.json is not that of .*: num_hidden_layers is 2 and should be 3"
+    ):
+        load_recipe(ROOT / "configs" / "blackjack.yaml", [f"model.source={folder}", f"model.config={other}"])
 
 
 @pytest.mark.parametrize(

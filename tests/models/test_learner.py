@@ -178,11 +178,25 @@ def test_what_is_saved_is_an_ordinary_model_folder(name, request, tmp_path):
 def test_a_gradient_that_is_not_finite_is_not_a_step(untied):
     mine, batch = learner(untied), random_batch()
     before = {name: tensor.clone() for name, tensor in mine.titan.hf_state_dict().items()}
-    batch.advantages[batch.loss_mask] = 3e38  # finite, and its square is not
+    batch.advantages[batch.loss_mask] = 1e38  # finite, and its square is not
     mine.forward_backward(batch, *GRPO)
     with pytest.raises(FloatingPointError, match="gradient's norm is"):
         mine.optim_step(lr=1e-3)
     assert all(torch.equal(tensor, before[name]) for name, tensor in mine.titan.hf_state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "loss, complaint",
+    [
+        ("broken_losses.not_finite", "a loss that is not finite, for 1 of "),
+        ("broken_losses.detached", "a loss that the logprobs have no part in"),
+        ("broken_losses.odd_metric", "AttributeError: 'str' object has no attribute 'sum'"),
+        ("broken_losses.of_another_shape", r"a loss of shape \[1\] for "),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_named(untied, loss, complaint):
+    with pytest.raises(RecipeError, match=rf"^algorithm.loss: {loss} failed: .*{complaint}"):
+        learner(untied).forward_backward(random_batch(), loss, {})
 
 
 def test_a_batch_without_tokens_to_train_on_is_refused(untied):

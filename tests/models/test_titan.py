@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from rlmesh.actors.process_group import join_process_group
+from rlmesh.errors import RecipeError
 from rlmesh.models.config import TrainerConfig
 from rlmesh.models.packing import pack
 from rlmesh.models.titan import TitanModel
@@ -95,5 +96,11 @@ def test_weights_of_another_model_are_refused(folder):
     titan = titan_model(folder)
     weights = dict(titan.hf_state_dict())
     del weights["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(ValueError, match=r"missing \['model\.layers\.1\.mlp\.up_proj\.weight'\]"):
+    with pytest.raises(RecipeError, match=r"missing \['model\.layers\.1\.mlp\.up_proj\.weight'\]"):
+        titan.load_hf(weights)
+    weights = dict(titan.hf_state_dict())
+    weights["model.norm.weight"] = weights["model.norm.weight"][:-1]
+    with pytest.raises(
+        RecipeError, match=r"^model.source: weights do not fit .* norm.weight is of shape \[\d+\] and should be"
+    ):
         titan.load_hf(weights)
