@@ -78,13 +78,13 @@ def _value_problems(value: Any, where: str, metadata: Any, total_steps: int) -> 
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         yield f"{where}: {value} is not a finite number"
         return
-    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers):
-        yield f"{where}: a number of more than 63 bits is too large"
-        return
     for name, limit in metadata["limits"].items():
         words, holds = _OPERATORS[name]
         if any(not holds(number, limit) for number in numbers):
             yield f"{where}: {', '.join(map(str, numbers))} must be {words} {limit:g}"
+            return
+    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers):
+        yield f"{where}: a number of more than 63 bits is too large"
 
 
 def _schedule_problems(value: Any, where: str, total_steps: int) -> Iterator[str]:
