@@ -273,3 +273,18 @@ async def test_export_names_what_is_missing(directory, tmp_path):
     with pytest.raises(RLMeshError, match="is not a run directory"):
         RunDirectory(tmp_path).export(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_came_to_nothing_leaves_its_logs_and_what_was_there_before(tmp_path, recipe):
+    (tmp_path / "run" / "eval").mkdir(parents=True)
+    (tmp_path / "run" / "eval" / "mine.txt").write_text("x")
+    directory = RunDirectory(tmp_path / "run")
+    directory.begin(recipe)
+    (directory.path / "metrics.jsonl").write_text("{}")
+    (directory.path / "logs" / "trainer_0.log").write_text("why")
+    directory.forget()
+    directory.close()
+    left = {str(path.relative_to(directory.path)) for path in directory.path.rglob("*") if path.is_file()}
+    assert left == {"eval/mine.txt", "logs/trainer_0.log", ".lock"}
+    directory.begin(recipe)
+    directory.close()

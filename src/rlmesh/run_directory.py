@@ -40,10 +40,12 @@ class RunDirectory:
         self.checkpoints = Checkpoints(path / "checkpoints")
         self.reference = path / "reference"
         self._lock: int | None = None
+        self._before: set[str] = set()  # names of what was there before the run began
 
     def begin(self, recipe: Recipe) -> None:
         """Take the directory for a new run and save the resolved recipe in it."""
         try:
+            self._before = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
             for name in ("logs", "rollouts", "checkpoints", "eval", "plots"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             self._take()
@@ -61,10 +63,10 @@ class RunDirectory:
             raise RLMeshError(f"run.dir: cannot write {self.path}: {error}") from error
 
     def forget(self) -> None:
-        """Let another run begin here: this one came to nothing. Its logs stay, and what others put there."""
-        for name in ("recipe.yaml", "metrics.jsonl", "events.jsonl"):
+        """Let another run begin here: this one came to nothing. Its logs stay, and all that was there before it."""
+        for name in {"recipe.yaml", "metrics.jsonl", "events.jsonl"} - self._before:
             (self.path / name).unlink(missing_ok=True)
-        for name in ("tensorboard", "rollouts", "checkpoints", "reference", "eval", "plots"):
+        for name in {"tensorboard", "rollouts", "checkpoints", "reference", "eval", "plots"} - self._before:
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def resume(self, recipe: Recipe, warn: Callable[[str], None]) -> tuple[int, Path] | None:
