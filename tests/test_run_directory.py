@@ -288,3 +288,16 @@ def test_a_run_that_came_to_nothing_leaves_its_logs_and_what_was_there_before(tm
     assert left == {"eval/mine.txt", "logs/trainer_0.log", ".lock"}
     directory.begin(recipe)
     directory.close()
+
+
+def test_an_actors_last_words_are_the_end_of_its_log_without_frames(directory):
+    lines = [
+        *map(str, range(20)),
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1',
+        "    ^^^^",
+        "ValueError: why",
+    ]
+    (directory.path / "logs" / "trainer_0.log").write_text("\n".join(lines))
+    assert directory.last_words("trainer_0").split() == [*map(str, range(11, 20)), "ValueError:", "why"]
+    assert directory.last_words("reward_0") == directory.last_words("") == ""

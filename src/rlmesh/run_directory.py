@@ -19,6 +19,7 @@ from rlmesh.recipe import Recipe, load_recipe, recipe_yaml
 from rlmesh.rollout.types import Group
 
 _LAST_LINES, _LAST_BYTES = 10, 4096
+_FRAME = ("Traceback (most recent call last)", 'File "', "^^^")
 
 
 class RunDirectory:
@@ -128,14 +129,15 @@ class RunDirectory:
             file.write(orjson.dumps({"time": time.time(), "event": event, **details}, option=orjson.OPT_APPEND_NEWLINE))
 
     def last_words(self, actor: str) -> str:
-        """The last lines of an actor's log, '' when there are none."""
+        """The last lines of an actor's log but for frames of tracebacks, '' when there are none."""
         path = self.path / "logs" / f"{actor}.log"
         if not actor or not path.exists():
             return ""
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - _LAST_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
-        return "".join(f"\n  {line}" for line in lines)
+            lines = log.read().decode(errors="replace").splitlines()
+        told = [line for line in lines if not any(mark in line for mark in _FRAME)]
+        return "".join(f"\n  {line}" for line in told[-_LAST_LINES:])
 
     def write_mismatch(self, step: int, tokens: Iterable[Mapping]) -> Path:
         """`mismatch/step_N.jsonl`: one line for each token on which policy server and trainer disagree."""
