@@ -11,10 +11,12 @@ from typing import Any
 import monarch.actor
 from monarch.actor import MeshFailure
 
-from rlmesh.errors import ActorDied
+from rlmesh.errors import ActorDied, RecipeError, RLMeshError
 from rlmesh.mesh.frozen import kill_frozen
 
 log = logging.getLogger(__name__)
+
+_HEARD_S = 3.0  # in which Monarch tells of a death
 
 
 class Supervision:
@@ -56,7 +58,16 @@ class Supervision:
         task, watchdog = asyncio.ensure_future(work), asyncio.create_task(kill_frozen())
         try:
             await asyncio.wait({task, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-            if self._failed.done() and not task.done():
+            if (
+                task.done()
+                and isinstance(task.exception(), RLMeshError)
+                and not isinstance(task.exception(), RecipeError)
+            ):
+                # What fails first may only follow from a death that is not heard of yet.
+                await asyncio.wait({self._failed}, timeout=_HEARD_S)
+                if self._failed.done():
+                    raise self._failed.result() from task.exception()
+            if not task.done():
                 raise self._failed.result()
             return task.result()
         finally:
