@@ -92,9 +92,7 @@ class StartedRun:
 
     def _left(self) -> list:
         family = [p for p in self._family.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        # After SIGKILL of the controller one of Python's own (32 bytes) may stay: nobody is left who knows its name.
-        killed = self.process.returncode == -signal.SIGKILL
-        semaphores = set() if killed else set(SEGMENTS.glob("sem.mp-*")) - self._semaphores
+        semaphores = set(SEGMENTS.glob("sem.mp-*")) - self._semaphores
         return [*family, *self.temporary.iterdir(), *SEGMENTS.glob(self._segments), *semaphores]
 
     def clean_up(self) -> None:
