@@ -1,14 +1,11 @@
 """A run whose actor dies goes on from its newest checkpoint, by itself, and ends as if nothing had happened."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import orjson
-import psutil
 import pytest
+from live_run import LiveRun
 
 STEPS = 40
 RECIPE = [
@@ -23,35 +20,8 @@ RECIPE = [
 ]
 
 
-class LiveRun:
-    """A run whose processes can be killed, and what it says."""
-
-    def __init__(self, directory, *overrides: str):
-        command = [sys.executable, "-m", "rlmesh.run", *RECIPE, f"run.dir={directory}", *overrides]
-        self.directory, self.said = directory, ""
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def wait_for(self, line: str) -> None:
-        for said in self._process.stdout:
-            self.said += said
-            if line in said:
-                return
-        raise AssertionError(f"it ended before it said '{line}': {self.said}")
-
-    def kill(self, title: str, how: signal.Signals = signal.SIGKILL) -> None:
-        family = psutil.Process(self._process.pid).children(recursive=True)
-        os.kill(next(p.pid for p in family if title in " ".join(p.cmdline())), how)
-
-    def titles(self) -> list[str]:
-        family = psutil.Process(self._process.pid).children(recursive=True)
-        return [p.cmdline()[0] for p in family if p.cmdline() and p.cmdline()[0].startswith("rlmesh:")]
-
-    def end(self) -> int:
-        self.said += self._process.communicate(timeout=240)[0]
-        return self._process.returncode
-
-    def rows(self, name: str) -> list[dict]:
-        return [orjson.loads(line) for line in (self.directory / name).read_bytes().splitlines()]
+def rows(path) -> list[dict]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
 @pytest.fixture
@@ -59,12 +29,12 @@ def live(tmp_path):
     runs = []
 
     def start(*overrides: str) -> LiveRun:
-        runs.append(LiveRun(tmp_path / "run", *overrides))
+        runs.append(LiveRun(*RECIPE, f"run.dir={tmp_path / 'run'}", *overrides))
         return runs[-1]
 
     yield start
     for run in runs:
-        run._process.kill()
+        run.clean_up()
 
 
 def slow(*values):
@@ -85,23 +55,23 @@ KILLED = [
 
 
 @pytest.mark.parametrize("title, actor", KILLED)
-def test_a_run_goes_on_after_the_death_of_any_actor(live, title, actor):
+def test_a_run_goes_on_after_the_death_of_any_actor(live, tmp_path, title, actor):
     run = live("checkpoint.every=2")
     run.wait_for("step 4 | ")
-    run.kill(title)
+    run.signal_process(title, signal.SIGKILL)
     run.wait_for("first training step")  # the second one
     titles = run.titles()
     assert len(titles) == len(set(titles)) == 8  # nothing is left of those before
     assert run.end() == 0, run.said
     assert "going on from the newest checkpoint, restart 1 of 3" in run.said and "Traceback" not in run.said
-    steps = run.rows("metrics.jsonl")
+    steps = rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in steps] == list(range(STEPS + 1))  # each once
     assert all(row["off_policy/max"] <= 1 for row in steps[:STEPS])
-    began, died, restarted = run.rows("events.jsonl")
+    began, died, restarted = rows(tmp_path / "run" / "events.jsonl")
     assert [event["event"] for event in (began, died, restarted)] == ["began", "actor died", "restarted"]
     assert died["actor"] in (actor, "") and steps[restarted["step"]]["recovery/restarts"] == 1
-    assert (run.directory / "checkpoints" / "latest").read_text() == f"step_{STEPS}\n"
-    assert {path.name for path in (run.directory / "rollouts").iterdir()} == {
+    assert ((tmp_path / "run") / "checkpoints" / "latest").read_text() == f"step_{STEPS}\n"
+    assert {path.name for path in ((tmp_path / "run") / "rollouts").iterdir()} == {
         f"step_{n}.jsonl" for n in range(0, STEPS, 5)
     }
 
@@ -110,24 +80,24 @@ def test_a_run_goes_on_after_the_death_of_any_actor(live, title, actor):
 @pytest.mark.parametrize(
     "title", ["rlmesh:trainer", "rlmesh:policy", "VLLM::EngineCore", "rlmesh:rollout", "rlmesh:reward"]
 )
-def test_a_run_goes_on_after_an_actor_was_frozen(live, title):
+def test_a_run_goes_on_after_an_actor_was_frozen(live, tmp_path, title):
     run = live("checkpoint.every=2")
     run.wait_for("step 4 | ")
-    run.kill(title, signal.SIGSTOP)
+    run.signal_process(title, signal.SIGSTOP)
     frozen = time.monotonic()
     run.wait_for("going on from the newest checkpoint")
     assert time.monotonic() - frozen < 15
     assert run.end() == 0, run.said
-    assert [row["step"] for row in run.rows("metrics.jsonl")] == list(range(STEPS + 1))
+    assert [row["step"] for row in rows(tmp_path / "run" / "metrics.jsonl")] == list(range(STEPS + 1))
 
 
 @pytest.mark.slow
-def test_what_keeps_dying_ends_the_run_with_its_last_words(live):
+def test_what_keeps_dying_ends_the_run_with_its_last_words(live, tmp_path):
     run = live("checkpoint.every=1000", "run.max_restarts=1")
     for _ in range(2):
         run.wait_for("step 1 | ")
-        (run.directory / "logs" / "trainer_0.log").open("a").write("the last word\n")
-        run.kill("rlmesh:trainer")
+        ((tmp_path / "run") / "logs" / "trainer_0.log").open("a").write("the last word\n")
+        run.signal_process("rlmesh:trainer", signal.SIGKILL)
     assert run.end() == 1
     message = run.said[run.said.index("rlmesh: ") :]
     assert "trainer_0: its process died" in message and "went on 1 times after such an end" in message

@@ -1,12 +1,10 @@
 """A run that is stopped and goes on ends exactly where one that was never stopped does."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import orjson
 import pytest
+from live_run import LiveRun
 from safetensors.numpy import load_file
 
 STEPS = 8
@@ -23,36 +21,8 @@ RECIPE = [
 ]
 
 
-class Command:
-    """`python -m rlmesh.run` with arguments, and what it says line by line."""
-
-    def __init__(self, *arguments: str):
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlmesh.run", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        self.said = ""
-
-    def wait_for(self, line: str) -> None:
-        for said in self._process.stdout:
-            self.said += said
-            if line in said:
-                return
-        raise AssertionError(f"it ended before it said '{line}': {self.said}")
-
-    def terminate(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-
-    def end(self) -> int:
-        self.said += self._process.stdout.read()
-        return self._process.wait(60)
-
-
 def run(*arguments: str) -> str:
-    command = Command(*arguments)
+    command = LiveRun(*arguments)
     assert command.end() == 0, command.said
     return command.said
 
@@ -68,7 +38,7 @@ def straight(tmp_path_factory):
 def stopped(tmp_path_factory):
     """A run that SIGTERM ended in step 3 or soon after, and what it said."""
     directory = tmp_path_factory.mktemp("stopped") / "run"
-    command = Command(*RECIPE, f"run.dir={directory}")
+    command = LiveRun(*RECIPE, f"run.dir={directory}")
     command.wait_for("step 2 | ")
     command.terminate()
     assert command.end() == 128 + signal.SIGTERM, command.said

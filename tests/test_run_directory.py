@@ -205,6 +205,10 @@ def forget_contents(folder):
     (folder / "contents.json").write_text("{")
 
 
+def scramble_contents(folder):
+    (folder / "contents.json").write_text("[1]")
+
+
 @pytest.mark.parametrize(
     "damage, what",
     [
@@ -212,6 +216,7 @@ def forget_contents(folder):
         (flip, "model/config.json is not what was written"),
         (remove, "model/config.json: No such file"),
         (forget_contents, "contents.json cannot be read"),
+        (scramble_contents, "contents.json is no list of files"),
     ],
 )
 async def test_a_damaged_checkpoint_is_passed_over(directory, recipe, tmp_path, damage, what):

@@ -93,6 +93,8 @@ def damage_of(folder: Path) -> str | None:
         contents = orjson.loads((folder / _CONTENTS).read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return f"{_CONTENTS} cannot be read"
+    if not isinstance(contents, dict):
+        return f"{_CONTENTS} is no list of files"
     for name, expected in contents.items():
         path = folder / name
         try:
