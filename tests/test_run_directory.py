@@ -229,10 +229,36 @@ async def test_a_damaged_checkpoint_is_passed_over(directory, recipe, tmp_path, 
     directory.close()
     resumed, warnings = RunDirectory(directory.path), []
     assert resumed.resume(recipe, warnings.append)[0] == 2
-    assert ["step_6 is not used" in warnings[0], "step_4 is not used" in warnings[1]] == [True, True]
+    assert ["step_6 is damaged" in warnings[0], "step_4 is damaged" in warnings[1]] == [True, True]
+    names = {path.name for path in (directory.path / "checkpoints").iterdir()}
+    assert names == {"step_2", "damaged_step_4", "damaged_step_6", "latest"}  # nothing is thrown away
     assert all(what in warning for warning in warnings)
     assert [step for step, _ in resumed.checkpoints.all()] == [2]  # their steps are made again
     resumed.close()
+
+
+async def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(directory, recipe):
+    for step in (2, 4):
+        await save(directory, step)
+        truncate(directory.path / "checkpoints" / f"step_{step}")
+    directory.close()
+    resumed = RunDirectory(directory.path)
+    with pytest.raises(
+        RLMeshError, match=r"no checkpoint is whole \(.*step_4 is damaged: .*step_2 is damaged: .*; to begin anew"
+    ):
+        resumed.resume(recipe, refuse)
+    assert [step for step, _ in directory.checkpoints.all()] == [2, 4]
+
+
+async def test_a_resumed_run_that_cannot_start_forgets_nothing(directory, recipe):
+    (directory.path / "metrics.jsonl").write_text('{"step": 0}\n')
+    directory.close()
+    resumed = RunDirectory(directory.path)
+    before = {path.name for path in directory.path.iterdir()}
+    assert resumed.resume(recipe, refuse) is None
+    resumed.forget()
+    resumed.close()
+    assert {path.name for path in directory.path.iterdir()} == before
 
 
 async def test_the_reference_is_whole_or_not_there(directory):

@@ -12,6 +12,8 @@ from pathlib import Path
 import orjson
 import xxhash
 
+from rlmesh.errors import RLMeshError
+
 _CONTENTS = "contents.json"
 _BLOCK_BYTES = 1 << 24
 
@@ -47,18 +49,30 @@ class Checkpoints:
         return sorted((int(step), folder) for step, folder in steps if step.isdecimal())
 
     def newest_whole(self, warn: Callable[[str], None]) -> tuple[int, Path] | None:
-        """Step and folder of the newest checkpoint without damage; `warn` hears of the damage of newer ones."""
+        """Step and folder of the newest checkpoint without damage, None where there is none at all.
+
+        `warn` hears of the damage of newer ones. Raises: RLMeshError when all are damaged: what took days is not begun anew
+        without a person who says so.
+        """
+        damages = []
         for step, folder in reversed(self.all()):
             damage = damage_of(folder)
             if damage is None:
+                for text in damages:
+                    warn(f"{text}; it is not used")
                 return step, folder
-            warn(f"{folder} is not used, it is damaged: {damage}")
+            damages.append(f"{folder} is damaged: {damage}")
+        if damages:
+            raise RLMeshError(f"no checkpoint is whole ({'; '.join(damages)}); to begin anew, remove {self._root}")
         return None
 
-    def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps, and what is left of one that was not finished."""
-        later = [folder for number, folder in self.all() if number > step]
-        for path in (*later, *self._root.glob(".step_*.partial")):
+    def set_aside_after(self, step: int) -> None:
+        """Give the checkpoints of later steps, which are damaged, other names; remove what was not finished."""
+        for number, folder in self.all():
+            if number > step:
+                shutil.rmtree(aside := folder.with_name(f"damaged_{folder.name}"), ignore_errors=True)
+                folder.rename(aside)
+        for path in self._root.glob(".step_*.partial"):
             shutil.rmtree(path)
 
 

@@ -81,6 +81,7 @@ class RunDirectory:
             self.begin(recipe)
             return None
         self._take()
+        self._before = {path.name for path in self.path.iterdir()}
         try:
             self._check_same(recipe)
             found = self.checkpoints.newest_whole(warn)
@@ -219,7 +220,7 @@ class RunDirectory:
         for path in (self.path / "rollouts").glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) >= step:
                 path.unlink()
-        self.checkpoints.drop_after(step)
+        self.checkpoints.set_aside_after(step)
 
 
 def _episode_record(group: Group, index: int) -> dict:

@@ -85,9 +85,8 @@ class Scratch:
                     if _RESOURCE_TRACKER not in " ".join(process.cmdline()) or time.monotonic() > deadline:
                         process.kill()
             psutil.wait_procs(left, timeout=1)
-            if (
-                time.monotonic() > deadline
-            ):  # looked at here: on a machine under load the first look alone may take that long
+            # Only now: on a machine under load the first look alone may take that long.
+            if time.monotonic() > deadline:
                 return
 
     def _running(self) -> list[psutil.Process]:
