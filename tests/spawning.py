@@ -15,7 +15,7 @@ from monarch.actor import ProcMesh, default_bootstrap_cmd, this_host
 from rlmesh.actors.config import EngineConfig, PolicyServerConfig
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.weights.config import WeightsConfig
 from rlmesh.weights.store import WeightStore
 
@@ -51,7 +51,7 @@ async def serve_policy(
     config = PolicyServerConfig(engine=engine, sleep=sleep)
     procs = spawn_proc("policy", policy_environment(config))
     actor = procs.spawn("policy", PolicyServer, config, str(model_path), MAX_LENGTH, temperature, weights.pause)
-    service, store = Service("PolicyServer", [actor], limit_s=120), await WeightStore.start(weights)
+    service, store = Service("PolicyServer", [Replica(actor)], limit_s=120), await WeightStore.start(weights)
     await service.setup(store)
     yield ServedPolicy(service, store, model_path, temperature, ends, itertools.count(), procs)
     before = len(engine_processes())

@@ -212,9 +212,16 @@ def test_groups_without_signal_are_replaced_by_others(tmp_path):
 @pytest.mark.slow
 def test_a_run_whose_groups_never_have_signal_ends_and_says_so(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    constant = ["algorithm.replacements=3", "reward.function=reward_functions.asynchronous", "eval.every=0"]
+    constant = [
+        "algorithm.replacements=3",
+        "reward.function=reward_functions.takes_its_time",
+        "eval.every=0",
+        "run.warn_after_s=1",
+    ]
     done = rlmesh("configs/blackjack.yaml", *SMALL, *constant, f"run.dir={tmp_path}", env=environment)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert re.search(
-        r"^rlmesh: algorithm.replacements: group \d of step 0 and the 3 that replaced it all", done.stderr, re.M
+        r"^rlmesh: algorithm.replacements: group \d of step \d and the 3 that replaced it all", done.stderr, re.M
     )
+    waits = r"step 0: generate waits for groups of the rollout workers, for \d s already; of the episodes wait .*\d+ for their rewards"
+    assert re.search(waits, done.stdout)

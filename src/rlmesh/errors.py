@@ -16,12 +16,12 @@ class ActorFailure(RLMeshError):
 class ActorDied(ActorFailure):
     """An actor's process died, or it does not answer any more; its own work is lost, and may be done again by another.
 
-    `actor` names its log, or is '' where that is not known.
+    `actor` names its log and `spawned` the Monarch actor, which is another one after a replacement; '' where not known.
     """
 
-    def __init__(self, text: str, actor: str = ""):
-        super().__init__(text, actor)  # both, or it cannot be pickled
-        self.actor = actor
+    def __init__(self, text: str, actor: str = "", spawned: str = ""):
+        super().__init__(text, actor, spawned)  # all of them, or it cannot be pickled
+        self.actor, self.spawned = actor, spawned
 
     def __str__(self) -> str:
         return self.args[0]

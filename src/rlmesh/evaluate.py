@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from rlmesh import evals
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.errors import RecipeError
 from rlmesh.evals import EvalReport, ask, resolve_evaluator
 from rlmesh.mesh.plan import plan_placement
@@ -77,4 +77,6 @@ def _spawn_policy(recipe: Recipe, model: Path, log_dir: Path, name: str) -> Serv
     procs = Hosts(placement).spawn("eval_policy_0", one.hosts, plan, launch, log_dir)
     arguments = (recipe.policy, str(model), recipe.model.max_length, recipe.rollout.temperature)
     actor = procs.spawn(name, PolicyServer, *arguments)
-    return Service("PolicyServer", [actor], max(recipe.policy.request_timeout_s, recipe.policy.start_timeout_s) + 10)
+    return Service(
+        "PolicyServer", [Replica(actor)], max(recipe.policy.request_timeout_s, recipe.policy.start_timeout_s) + 10
+    )

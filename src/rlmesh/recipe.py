@@ -29,7 +29,7 @@ from rlmesh.mesh.config import PlacementConfig
 from rlmesh.metrics.config import MetricsConfig
 from rlmesh.models.config import ModelConfig, TrainerConfig
 from rlmesh.rollout.config import RolloutConfig
-from rlmesh.schema import option
+from rlmesh.schema import LONGEST_S, option
 from rlmesh.weights.config import WeightsConfig
 
 
@@ -43,6 +43,9 @@ class RunConfig:
     dir: str = option("runs/${run.name}", "run directory, relative to the working directory")
     max_restarts: int = option(
         3, "how often, without a new checkpoint between, the run goes on from its newest one after an actor died", ge=0
+    )
+    warn_after_s: float = option(
+        300.0, "a part of a step that takes longer is named, with what waits for whom, in seconds", gt=0, le=LONGEST_S
     )
 
 

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from rlmesh.rollout.types import Group
 from rlmesh.run_directory import RunDirectory
 from rlmesh.stopping import interruptible, until_stopped
 from rlmesh.tasks import together
+from rlmesh.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from rlmesh.mesh.actor_mesh import ActorMesh
@@ -39,7 +40,7 @@ class Run:
     """A run's bookkeeping around its loop: step metrics, evaluation, checkpoints, console and the run directory.
 
     >>> async for step in run.steps(served.reach):                      # doctest: +SKIP
-    ...     with run.timed("train", step):
+    ...     with run.timed("train", step, "the trainer"):
     ...         run.record(step, (await mesh.trainer.forward_backward(batch, "grpo", coefficients)).metrics)
     ...     await run.finish(step, groups)
     """
@@ -59,12 +60,14 @@ class Run:
         self.trained = self.saved = False  # a step was finished, a checkpoint was written
         self._restarts = restarts
         self._stepping = False
+        self._step = self.first_step  # what is being trained
         self._end: Callable[[], None] | None = None  # to be called at the end of this step
         self.since = time.monotonic()  # of the whole run, restarts included
         self.began = self._step_began = self._training_began = time.monotonic()
         self._metrics: defaultdict[int, Metrics] = defaultdict(Metrics)
         self._backends = make_backends(recipe.metrics, directory.path, recipe.run.name, asdict(recipe), self.warn)
         self._watch = Watch(recipe.algorithm.mismatch.warn_above)
+        self._watchdog = Watchdog(recipe.run.warn_after_s, self.warn, lambda: self.mesh.waits())
         self._evaluator = resolve_evaluator(recipe.eval.name, recipe.eval.args) if recipe.eval.name else None
 
     def record(self, step: int, metrics: Metrics | Mapping[str, float]) -> None:
@@ -78,10 +81,11 @@ class Run:
             log.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
     @contextmanager
-    def timed(self, what: str, step: int) -> Iterator[None]:
-        """Add the block's seconds to the step's `time/<what>`."""
+    def timed(self, what: str, step: int, waits_for: str) -> Iterator[None]:
+        """Add the block's seconds to the step's `time/<what>`; who takes very long is named (`waits_for`, at `run.warn_after_s`)."""
         began = time.monotonic()
-        yield
+        with self._watchdog.waiting(f"step {step}: {what} waits for {waits_for}"):
+            yield
         self._metrics[step].record(f"time/{what}", time.monotonic() - began, "sum")
 
     def progress(self, what: str, done: int, total: int, stats: Mapping[str, float]) -> None:
@@ -96,17 +100,17 @@ class Run:
         """
         steps, every = self.recipe.run.steps, self.recipe.eval.every
         for step in range(self.first_step, steps):
-            self._step_began = time.monotonic()
+            self._step, self._step_began = step, time.monotonic()
             if step == 0 or (every and step % every == 0):
                 await served(step)
-                with self.timed("eval", step):
+                with self.timed("eval", step, "the scores of the policy servers"):
                     await self._evaluate(step)
             if not self._stepping:
                 self._stepping, self._training_began = True, time.monotonic()
                 self.console.print(f"  first training step {self._training_began - self.began:.1f} s after the start")
                 self._record_beginning(step)
             yield step
-        self._stepping = False
+        self._step, self._stepping = steps, False
         await served(steps)
         if self._evaluator:
             await self._evaluate(steps)
@@ -152,14 +156,28 @@ class Run:
     async def _save(self, done: int) -> None:
         """A checkpoint. One that fails is a warning as long as the run goes on, and will be tried again at the next."""
         try:
-            with self.timed("checkpoint", done - 1):
+            with self.timed("checkpoint", done - 1, "the trainer to write its files"):
                 async with self.directory.checkpoints.save(done, self.recipe.checkpoint.keep) as folder:
                     await self.mesh.trainer.save(str(folder))
             self.saved = True
+            self.mesh.replacements.forgive()
         except (OSError, ActorFailure) as error:
             if done == self.recipe.run.steps or self._end:
                 raise RLMeshError(f"{self.directory.path}: step {done} could not be saved: {error}") from error
             self.warn(f"step {done} could not be saved: {error}")
+
+    def on_death(self, death: ActorDied) -> None:
+        """The run goes on with another actor in its place."""
+        count, limit = self.mesh.replacements.counts[death.actor], self.recipe.run.max_restarts
+        self.directory.write_event("actor died", actor=death.actor, error=str(death), replacements=count)
+        self.warn(f"{death}; it is being replaced, time {count} of {limit}")
+
+    def on_replaced(self, actor: str, seconds: float) -> None:
+        """It is there."""
+        self._metrics[self._step].record("recovery/replaced", 1, "sum")
+        self._metrics[self._step].record("recovery/replaced_s", seconds, "max")
+        self.directory.write_event("actor replaced", actor=actor, step=self._step, seconds=seconds)
+        self.console.print(f"  {actor} was replaced in {seconds:.1f} s")
 
     async def _record_busy(self, step: int) -> None:
         """Shares of the step in which policy and trainer computed, and in which both did."""
@@ -174,6 +192,15 @@ class Run:
         for name, intervals in busy.items():
             self.record(step, {f"perf/{name}_busy_share": length(intervals) / elapsed})
         self.record(step, {"perf/both_busy_share": length(intersection(*busy.values())) / elapsed})
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Within the block, who waits for whom for too long is named."""
+        watching = asyncio.create_task(self._watchdog.watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
 
     def conclude(self) -> None:
         """The report at the end: the evaluation's tables and pictures, the learning curve, and where everything is."""
@@ -243,11 +270,15 @@ def _run_in(directory: RunDirectory, recipe: Recipe, console: Console, resumed: 
             state = Run(recipe, directory, console, resumed, restarts)
             state.since = began
             try:
-                asyncio.run(until_stopped(_run(state, ActorMesh(recipe, console.waiting)), soon=state.end_soon))
+                asyncio.run(
+                    until_stopped(_run(state, ActorMesh(recipe, console.waiting, listener=state)), soon=state.end_soon)
+                )
                 return
             except ActorDied as death:
                 kept = kept or state.trained
                 restarts = 1 if state.saved else restarts + 1
+                if state.mesh:  # what was replaced in vain is not worth as many restarts again
+                    restarts += state.mesh.replacements.counts[death.actor]
                 resumed = _after(death, state, restarts if kept else None)
     except Exception:
         with (directory.path / "logs" / "controller.log").open("a", encoding="utf-8") as log:
@@ -288,7 +319,8 @@ async def _run(run: Run, mesh: ActorMesh) -> None:
         run.console.print(f"  all {run.first_step} steps are trained; only the last evaluation is made again")
     async with mesh:
         run.mesh = mesh
-        await mesh.guard(grpo(mesh, run.recipe, run))
+        async with run.watched():
+            await mesh.guard(grpo(mesh, run.recipe, run))
     run.conclude()
 
 

@@ -12,7 +12,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from rlmesh.actors.config import PolicyServerConfig
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.errors import ActorFailure
 from rlmesh.weights.config import WeightsConfig
 from rlmesh.weights.store import WeightStore
@@ -52,7 +52,9 @@ async def serving(experts):
     config = PolicyServerConfig()
     procs = spawn_proc("experts", policy_environment(config))
     yield Service(
-        "PolicyServer", [procs.spawn("experts", PolicyServer, config, str(experts), MAX_LENGTH, 1.0)], limit_s=120
+        "PolicyServer",
+        [Replica(procs.spawn("experts", PolicyServer, config, str(experts), MAX_LENGTH, 1.0))],
+        limit_s=120,
     )
     await procs.stop()
 

@@ -15,7 +15,7 @@ from spawning import IMPORTABLE, serve_policy, spawn_proc
 from rlmesh.actors.config import EngineConfig, PolicyServerConfig
 from rlmesh.actors.launch import policy_environment
 from rlmesh.actors.policy_server import PolicyServer
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.errors import ActorFailure
 from rlmesh.rollout.types import GenerateRequest
 from rlmesh.weights.config import WeightsConfig
@@ -223,7 +223,7 @@ async def test_what_takes_too_long_is_named(untied, limit, complaint):
     procs = spawn_proc("late", policy_environment(config))
     actor = procs.spawn("late", PolicyServer, config, str(untied), 64, 1.0)
     with pytest.raises(ActorFailure, match=complaint):
-        await Service("PolicyServer", [actor], limit_s=120).setup()
+        await Service("PolicyServer", [Replica(actor)], limit_s=120).setup()
     await procs.stop()
 
 

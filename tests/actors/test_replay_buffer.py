@@ -5,14 +5,16 @@ from episodes import group
 
 from rlmesh.actors.config import ReplayBufferConfig
 from rlmesh.actors.replay_buffer import ReplayBuffer
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.errors import ActorFailure
 
 
 @pytest.fixture
 def buffer(proc, request):
     config = ReplayBufferConfig(max_policy_age=1, take_timeout_s=0.5)
-    return Service("ReplayBuffer", [proc.spawn(f"buffer_{request.node.name}", ReplayBuffer, config)], limit_s=20)
+    return Service(
+        "ReplayBuffer", [Replica(proc.spawn(f"buffer_{request.node.name}", ReplayBuffer, config))], limit_s=20
+    )
 
 
 async def test_a_step_gets_its_groups_in_their_places_whatever_the_order_of_arrival(buffer):
@@ -26,7 +28,7 @@ async def test_groups_of_later_steps_wait_their_turn(buffer):
     await buffer.put(group([0.0], step=1, version=0))
     await buffer.put(group([0.0], step=0, version=0))
     assert [g.task.step for g in await buffer.take(0, version=0, count=1)] == [0]
-    assert await buffer.waiting() == 1
+    assert await buffer.missing(1, count=3) == [1, 2]
     assert [g.task.step for g in await buffer.take(1, version=1, count=1)] == [1]
 
 

@@ -3,7 +3,7 @@ from episodes import group
 
 from rlmesh.actors.config import RewardConfig
 from rlmesh.actors.reward_actor import RewardActor
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.errors import ActorFailure
 from rlmesh.rollout.types import Outcome
 
@@ -12,7 +12,7 @@ from rlmesh.rollout.types import Outcome
 def scorer(proc, request):
     async def make(function, **options):
         actor = proc.spawn(f"reward_{request.node.name}", RewardActor, RewardConfig(function=function, **options))
-        service = Service("RewardActor", [actor], limit_s=20)
+        service = Service("RewardActor", [Replica(actor)], limit_s=20)
         await service.setup()
         return service
 
@@ -101,4 +101,4 @@ async def test_a_module_that_hangs_or_ends_the_process_names_the_key(scorer, mod
 async def test_an_endpoint_before_setup_says_what_to_do(proc):
     actor = proc.spawn("reward_without_setup", RewardActor, RewardConfig())
     with pytest.raises(ActorFailure, match=r"RewardActor: call setup first"):
-        await Service("RewardActor", [actor], limit_s=20).score(group([None]).episodes)
+        await Service("RewardActor", [Replica(actor)], limit_s=20).score(group([None]).episodes)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from rlmesh.actors.config import ReferenceModelConfig
 from rlmesh.actors.reference_model import ReferenceModel
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.actors.titan_trainer import TitanTrainer
 from rlmesh.errors import ActorFailure
 from rlmesh.models.config import ParallelismConfig, TinyModelConfig, TrainerConfig
@@ -67,7 +67,7 @@ async def spawned(cls, *args, ranks=1, store=None):
     procs = this_host().spawn_procs({"procs": ranks}, bootstrap_command=default_bootstrap_cmd().with_env(env))
     if ranks > 1:
         await setup_torch_elastic_env_async(procs)
-    service = Service(cls.__name__, [procs.spawn("actor", cls, *args)], limit_s=LIMIT_S)
+    service = Service(cls.__name__, [Replica(procs.spawn("actor", cls, *args))], limit_s=LIMIT_S)
     try:
         await service.setup(store)
         yield service

@@ -9,7 +9,7 @@ import torch
 from spawning import spawn_proc
 from weight_reader import Reader
 
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.errors import ActorFailure
 from rlmesh.segments import own_segment
 from rlmesh.weights.config import WeightsConfig
@@ -48,13 +48,13 @@ async def store(request, store_proc):
 @pytest.fixture
 def reader(proc, store, request):
     name = request.node.name.replace("[", "_").replace("]", "")
-    return Service("Reader", [proc.spawn(f"reader_{name}", Reader)], limit_s=30)
+    return Service("Reader", [Replica(proc.spawn(f"reader_{name}", Reader))], limit_s=30)
 
 
 @pytest.fixture
 def reader_proc(proc, request):
     name = f"reader_{abs(hash(request.node.name))}"
-    return Service("Reader", [proc.spawn(name, Reader)], limit_s=30)
+    return Service("Reader", [Replica(proc.spawn(name, Reader))], limit_s=30)
 
 
 @pytest.fixture

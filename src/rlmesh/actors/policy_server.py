@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from monarch.actor import concurrent_endpoint, context
+from monarch.actor import concurrent_endpoint
 
 from rlmesh.actors.config import PolicyServerConfig
 from rlmesh.actors.needs_setup import NeedsSetup
@@ -69,8 +69,11 @@ class PolicyServer(NeedsSetup):
         self._failure: ActorFailure | None = None
 
     @concurrent_endpoint
-    async def setup(self, store: WeightStore | None = None) -> None:
-        """Start vLLM's engine. `store` is needed to fetch weights."""
+    async def setup(self, store: WeightStore | None = None, reader: str = "policy") -> None:
+        """Start vLLM's engine. `store` is needed to fetch weights; one that replaces another is the same `reader` for it.
+
+        Where something has been published, the newest version is served from the beginning.
+        """
         self._eos = sorted(eos_token_ids(self._model_path))
         # vLLM's own processes are forked from one that imports vLLM while this one does.
         import multiprocessing
@@ -86,9 +89,11 @@ class PolicyServer(NeedsSetup):
         # The first request warms the engine up, so that no episode has to.
         await self._generate(GenerateRequest([0], n=1, seed=0, max_tokens=1))
         if store is not None:
-            await self._prepare_fetching(store)
+            await self._prepare_fetching(store, reader)
+            for version in (await store.versions())[-1:]:
+                await self._fetch(version)
 
-    async def _prepare_fetching(self, store: WeightStore) -> None:
+    async def _prepare_fetching(self, store: WeightStore, reader: str) -> None:
         from vllm.platforms import current_platform
 
         from rlmesh.weights.snapshot import tensor_shapes
@@ -97,8 +102,7 @@ class PolicyServer(NeedsSetup):
             raise ActorFailure(
                 "PolicyServer: vLLM on CPU corrupts a mixture-of-experts model when its weights are updated; use a GPU"
             )
-        actor = context().actor_instance
-        self._store, self._reader = store, f"{actor.name}[{actor.rank.rank}]"
+        self._store, self._reader = store, reader
         self._shapes = tensor_shapes(Path(self._model_path))
         await store.register(self._reader)
 
@@ -242,6 +246,9 @@ class PolicyServer(NeedsSetup):
             raise ActorFailure("PolicyServer: fetch needs the WeightStore that setup takes")
         if await self._while_alive(self._engine.is_sleeping()):
             raise ActorFailure("PolicyServer: fetch needs an engine that is awake; call wake_up first")
+        return await self._fetch(version)
+
+    async def _fetch(self, version: int) -> dict[str, float]:
         from rlmesh.weights.snapshot import check_shapes
 
         async with self._updating:

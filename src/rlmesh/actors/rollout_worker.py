@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from monarch.actor import concurrent_endpoint
 
@@ -18,7 +20,7 @@ from rlmesh.rollout.config import RolloutConfig
 from rlmesh.rollout.driver import play
 from rlmesh.rollout.render import Renderer
 from rlmesh.rollout.sampler import GroupSampler
-from rlmesh.rollout.types import Episode, Group, Task
+from rlmesh.rollout.types import Completion, Episode, Group, Task
 from rlmesh.seeds import fan_out
 from rlmesh.tasks import together
 
@@ -50,6 +52,7 @@ class RolloutWorker(NeedsSetup):
         self._model_path, self._max_length = model_path, max_length
         self._policy, self._reward = policy, reward
         self._pools: list[EnvPool] = []
+        self._counts: Counter[str] = Counter()  # of episodes
 
     @concurrent_endpoint
     async def setup(self, env_urls: list[str]) -> None:
@@ -69,14 +72,25 @@ class RolloutWorker(NeedsSetup):
                 raise ActorFailure(f"{failure} (env.app, env.url and env.args say what is asked of it)") from None
 
     @concurrent_endpoint
+    async def reconnect(self, env_urls: list[str], policy: Service, reward: Service) -> None:
+        """Go on with these: one of them has been replaced. What runs on the others is left alone."""
+        self._policy, self._reward = policy, reward
+        before = {pool.url: pool for pool in self._pools}
+        self._pools = [before.pop(pool.url, pool) for pool in (EnvPool(url, self._env) for url in env_urls)]
+        for pool in before.values():
+            await pool.close()
+
+    @concurrent_endpoint
     async def run_group(self, task: Task) -> tuple[Group, Metrics]:
         """Play and score the task's episodes, all at the same time."""
         metrics = Metrics()
         sampler = GroupSampler(self._policy.generate, task, self._config.max_tokens)
-        playing = [self._episode(task, index, sampler, metrics) for index in range(task.group_size)]
-        group = Group(task, await together(*playing))
+        with self._counted("begun", task.group_size):
+            playing = [self._episode(task, index, sampler, metrics) for index in range(task.group_size)]
+            group = Group(task, await together(*playing))
         started = time.perf_counter()
-        rewards = await self._reward.score(group.episodes)
+        with self._counted("scored", len(group.episodes)):
+            rewards = await self._reward.score(group.episodes)
         metrics.record("time/reward", time.perf_counter() - started, "max")
         for episode, reward in zip(group.episodes, rewards, strict=True):
             episode.reward = reward
@@ -89,21 +103,45 @@ class RolloutWorker(NeedsSetup):
         completions = {text: self._renderer.answer(text) for text in set(answers)}
         return [prompts[text] for text in observations], [completions[text] for text in answers]
 
+    @concurrent_endpoint
+    async def waits(self) -> dict[str, int]:
+        """How many episodes wait for what at this moment."""
+        counts = self._counts
+        return {
+            "the policy server": counts["sampled"],
+            "their environment": counts["played"] - counts["sampled"],
+            "a free session, or a new try": counts["begun"] - counts["played"],
+            "their rewards": counts["scored"],
+        }
+
+    @contextmanager
+    def _counted(self, what: str, episodes: int = 1) -> Iterator[None]:
+        self._counts[what] += episodes
+        try:
+            yield
+        finally:
+            self._counts[what] -= episodes
+
     async def _episode(self, task: Task, index: int, sampler: GroupSampler, metrics: Metrics) -> Episode:
+        async def sample(turn: int, prompt: list[int]) -> Completion:
+            with self._counted("sampled"):
+                return await sampler.sample(index, turn, prompt)
+
         for attempt in range(self._env.retries + 1):
             # Another server at each attempt: the one that lost the episode may be the one that is ill.
             pool = self._pools[(task.index + index + attempt) % len(self._pools)]
             try:
                 async with pool.lease() as session:
-                    return await play(
-                        session,
-                        self._reset_args(task, index),
-                        functools.partial(sampler.sample, index),
-                        self._renderer,
-                        self._config,
-                        self._max_length,
-                        index,
-                    )
+                    with self._counted("played"):
+                        return await play(
+                            session,
+                            self._reset_args(task, index),
+                            sample,
+                            self._renderer,
+                            self._config,
+                            self._max_length,
+                            index,
+                        )
             except EnvFailure as failure:
                 metrics.record(f"errors/{failure.outcome}", 1, "sum")
                 outcome, why = failure.outcome, str(failure)

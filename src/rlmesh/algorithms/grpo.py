@@ -49,16 +49,19 @@ async def grpo(mesh: ActorMesh, recipe: Recipe, run: Run) -> None:
                 await mesh.trainer.save_model(str(folder))
     served = ServedVersion(run.first_step)
     await publish(mesh, recipe, version=run.first_step)
-    if mesh.ref_model and run.directory.reference.exists():
-        await mesh.ref_model.each("load_saved", str(run.directory.reference))
+    if mesh.ref_model:
+        saved = run.directory.reference  # by a warm start
+        await mesh.load_reference(str(saved) if saved.exists() else "")
     await together(keep_rolling(mesh, recipe, served, run), keep_training(mesh, recipe, served, run))
 
 
 async def keep_rolling(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, run: Run) -> None:
     """Tasks -> episodes -> rewards -> groups -> buffer.
 
-    A step's groups are dispatched once version `step - max_policy_age` is served, and the step trains exactly version
-    `step`: that is the whole argument for why no token is ever older than `max_policy_age` versions when trained on.
+    A step's groups are dispatched once every policy server has version `step - max_policy_age`, a server's version only
+    grows, also while a group is played, and the step trains exactly version `step`: that is the whole argument for why
+    no token is ever older than `max_policy_age` versions when trained on. None is newer than `step` either: the step
+    has all its groups before it trains, and version `step + 1` is published after that.
     """
 
     async def roll(step: int, index: int) -> None:
@@ -77,7 +80,7 @@ async def keep_rolling(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, r
         await mesh.replay_buffer.put(group)
 
     async def roll_step(step: int) -> None:
-        with run.timed("generate", step):
+        with run.timed("generate", step, "groups of the rollout workers"):
             await together(*[roll(step, index) for index in range(recipe.rollout.groups_per_step)])
 
     async with asyncio.TaskGroup() as rolling:
@@ -90,18 +93,19 @@ async def keep_training(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, 
     """Groups -> batch -> trainer -> weights -> policy.
 
     The weights travel while the next step begins: its forward and backward passes do not change what is being copied.
+    A step ends only after its own version is served, so that versions are published one at a time and in order.
     """
     advantage = resolve_advantage(recipe.algorithm.advantage)
 
     async def serve(version: int) -> None:
-        with run.timed("weight_sync", version):
+        with run.timed("weight_sync", version, "the policy servers to take the new weights"):
             paused_s = await publish(mesh, recipe, version)
         run.record(version, {"time/policy_paused": paused_s})
         await served.advance(version)
 
     async with asyncio.TaskGroup() as serving:
         async for step in run.steps(served.reach):
-            with run.timed("wait_for_batch", step):
+            with run.timed("wait_for_batch", step, "the groups that the replay buffer misses"):
                 groups = await mesh.replay_buffer.take(step, version=step, count=recipe.rollout.groups_per_step)
             with running(recipe.algorithm.advantage, "algorithm.advantage"):
                 assign_advantages(groups, advantage)
@@ -116,7 +120,7 @@ async def train(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, run: Run
     """One step's batch: reference logprobs, correction, an optimizer step for each minibatch, and the mismatch."""
     config = recipe.algorithm
     if mesh.ref_model:
-        with run.timed("reference", step):
+        with run.timed("reference", step, "the reference model"):
             batch = batch.with_ref_logprobs(await mesh.ref_model.score(batch))
     if config.correction.kind != "none":
         batch, stats = correct(batch, await mesh.trainer.score(batch), config.correction)
@@ -136,7 +140,7 @@ async def descend(mesh: ActorMesh, recipe: Recipe, run: Run, step: int, parts: l
     """An optimizer step for each minibatch; returns the logprobs of the first, float32 [N]."""
     lr, logprobs = value_at(recipe.trainer.optimizer.lr, step, recipe.run.steps), []
     for part in parts:
-        with run.timed("train", step):
+        with run.timed("train", step, "the trainer"):
             output = await mesh.trainer.forward_backward(part, recipe.algorithm.loss, coefficients(recipe, step))
             run.record(step, output.metrics)
             run.record(step, await mesh.trainer.optim_step(lr))

@@ -26,4 +26,6 @@ class EnvConfig:
         60.0, "limit for a server to answer its health check, in seconds", gt=0, le=LONGEST_S
     )
     step_timeout_s: float = option(10.0, "limit for one reset or step, in seconds", gt=0, le=LONGEST_S)
-    retries: int = option(3, "times that an episode lost with its server is played again", ge=0)
+    retries: int = option(
+        4, "times that an episode lost with its server is played again, after 1, 2, 4, ... seconds", ge=0
+    )

@@ -199,7 +199,7 @@ class EnvPool:
     """
 
     def __init__(self, url: str, config: EnvConfig):
-        self._url, self._config = url.rstrip("/"), config
+        self.url, self._config = url.rstrip("/"), config
         self._slots = asyncio.Semaphore(config.sessions)
         self._idle: list[EnvSession] = []
 
@@ -218,7 +218,7 @@ class EnvPool:
     async def lease(self) -> AsyncIterator[EnvSession]:
         """A session for one episode; waits while `config.sessions` episodes are running."""
         async with self._slots:
-            session = self._take_idle() or EnvSession(self._url, self._config.step_timeout_s)
+            session = self._take_idle() or EnvSession(self.url, self._config.step_timeout_s)
             try:
                 yield session
             finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
@@ -19,11 +20,12 @@ from rlmesh.actors.reference_model import ReferenceModel
 from rlmesh.actors.replay_buffer import ReplayBuffer
 from rlmesh.actors.reward_actor import RewardActor
 from rlmesh.actors.rollout_worker import RolloutWorker
-from rlmesh.actors.service import Service
+from rlmesh.actors.service import Replica, Service
 from rlmesh.actors.titan_trainer import TitanTrainer
 from rlmesh.errors import ActorFailure, RecipeError
 from rlmesh.mesh.plan import ReplicaPlan, plan_placement
 from rlmesh.mesh.procs import Hosts
+from rlmesh.mesh.replacements import Listener, Replacements
 from rlmesh.mesh.scratch import Scratch
 from rlmesh.mesh.supervision import Supervision
 from rlmesh.models.source import resolve_model
@@ -35,6 +37,8 @@ from rlmesh.weights import WeightStore
 log = logging.getLogger(__name__)
 _CLOSE_LIMIT_S = 10.0
 _ONE_PROC = ReplicaPlan(hosts=(0,), gpus=(((),),))
+# Whoever takes their place can be given all that they had. What the others have is a step's work: a run goes back to its checkpoint.
+_REPLACEABLE = ("policy", "reward", "rollout", "env")
 
 Waiting = Callable[[str], AbstractContextManager]
 
@@ -46,6 +50,9 @@ class ActorMesh:
     `Service` handles: `await mesh.trainer.optim_step(lr=1e-3)` calls the actor's endpoint. With `actors` only those named
     start, and the other handles are None. What can start at the same time does; stopping goes the other way round, also when
     a start failed half-way, and leaves nothing running.
+
+    A policy server, reward actor, rollout worker or environment server that dies is replaced, at most `run.max_restarts` times
+    until `replacements.forgive()`, and calls to it are made again; so is a reference model after `load_reference`.
 
     >>> async with ActorMesh(recipe) as mesh:                       # doctest: +SKIP
     ...     group, metrics = await mesh.guard(mesh.rollout.run_group(task))
@@ -61,9 +68,17 @@ class ActorMesh:
     rollout: Service
 
     def __init__(
-        self, recipe: Recipe, waiting: Waiting = lambda what: nullcontext(), actors: Sequence[str] | None = None
+        self,
+        recipe: Recipe,
+        waiting: Waiting = lambda what: nullcontext(),
+        actors: Sequence[str] | None = None,
+        listener: Listener | None = None,
     ):
-        self.recipe, self._waiting = recipe, waiting
+        self.recipe, self._waiting, self._listener = recipe, waiting, listener
+        self._spawners: dict[str, Callable[[int], Replica]] = {}  # for each kind of actor
+        self._spawned: dict[str, str] = {}  # replica -> name of its Monarch actor
+        self._env_urls: list[str] = []
+        self._reference = ""  # folder of the weights that the reference models took
         self._actors = needed_actors(recipe) if actors is None else list(actors)
         self._log_dir = Path(recipe.run.dir) / "logs"
         try:
@@ -75,10 +90,15 @@ class ActorMesh:
 
     async def __aenter__(self) -> ActorMesh:
         async with AsyncExitStack() as stack:
-            self._supervision = stack.enter_context(Supervision())
+            self._supervision = stack.enter_context(Supervision(lambda death: self.replacements.handles(death)))
+            self.replacements = Replacements(
+                self._replace, self.recipe.run.max_restarts, self._supervision.fail, self._listener
+            )
             stack.enter_context(Scratch())  # kills what is left at the end
             stack.push_async_exit(self._stop)
             await self.guard(self._start())
+            self._watch(*_REPLACEABLE)
+            stack.push_async_callback(self.replacements.stop)
             self._started = stack.pop_all()
         return self
 
@@ -86,7 +106,7 @@ class ActorMesh:
         await self._started.__aexit__(*error)
 
     async def guard(self, work: Coroutine) -> Any:
-        """Do the work until it is done, or until the process of any actor dies: then ActorFailure names it."""
+        """Do the work until it is done, or until an actor dies that cannot be replaced: then ActorDied names it."""
         return await self._supervision.guard(work)
 
     @asynccontextmanager
@@ -99,27 +119,44 @@ class ActorMesh:
         yield  # after an error nothing is served any more
         await self.policy.each("wake_up")
 
+    async def load_reference(self, folder: str) -> None:
+        """The reference models take the weights that `TitanTrainer.save_model` wrote, and so will one that replaces another.
+
+        With '' they keep those of the recipe's model.
+        """
+        self._reference = folder
+        if folder:
+            await self.ref_model.each("load_saved", folder)
+        self._watch("ref_model")
+
+    async def waits(self) -> str:
+        """What the episodes wait for at this moment, in words."""
+        counts = Counter()
+        for worker in await self.rollout.each("waits"):
+            counts.update(worker)
+        waiting = [f"{count} for {what}" for what, count in counts.items() if count]
+        return f"of the episodes wait {', '.join(waiting)}" if waiting else "no episode is being played"
+
     async def _start(self) -> None:
         recipe = self.recipe
         self._plan = plan_placement(recipe.placement, self._actors)
         self._hosts = Hosts(recipe.placement)
         self._spawn_actors()
         self.store = await self._ready("weight store (TorchStore)", self._start_store())
-        if self.reward:
-            await self.reward.each("setup")
+        await self._set_up("reward")
         if recipe.policy.sleep:
-            await self._setup_policy()  # it measures what memory is free, which the others would change meanwhile
+            await self._set_up_policy()  # it measures what memory is free, which the others would change meanwhile
             async with self.policy_asleep():
-                await self._setup_others()
+                await self._set_up_others()
         else:
-            await together(self._setup_policy(), self._setup_others())
+            await together(self._set_up_policy(), self._set_up_others())
 
     async def _start_store(self) -> WeightStore:
         placement = self.recipe.placement
         procs = self._hosts.spawn("weight_store", placement.actors.trainer.hosts, _ONE_PROC, {}, self._log_dir)
         # Not across hosts: both kinds of job keep all of theirs on this machine.
         store = await WeightStore.start(self.recipe.weights, across_hosts=False, procs=procs)
-        self._supervision.watch(store.ledger_name, "weight store")
+        self._supervision.watch(store.ledger_name, "weight_store")
         return store
 
     def _spawn_actors(self) -> None:
@@ -156,25 +193,71 @@ class ActorMesh:
             return None
         placement = getattr(self.recipe.placement.actors, actor)
         launch = {"OMP_NUM_THREADS": str(placement.threads), "TOKENIZERS_PARALLELISM": "false", **(env or {})}
-        replicas = []
-        for index, plan in enumerate(self._plan[actor]):
+
+        def spawn(index: int) -> Replica:
             name = f"{actor}_{index}"
-            procs = self._hosts.spawn(name, placement.hosts, plan, launch, self._log_dir)
-            replicas.append(procs.spawn(self._supervision.name(name), cls, *args))
-        return Service(cls.__name__, replicas, limit_s, [f"{actor}_{index}" for index in range(len(replicas))])
+            procs = self._hosts.spawn(name, placement.hosts, self._plan[actor][index], launch, self._log_dir)
+            self._spawned[name] = spawned = self._supervision.name(name)
+            return Replica(procs.spawn(spawned, cls, *args), name, spawned)
 
-    async def _setup_policy(self) -> None:
+        self._spawners[actor] = spawn
+        return Service(cls.__name__, [*map(spawn, range(len(self._plan[actor])))], limit_s, self.replacements.after)
+
+    async def _set_up(self, actor: str) -> None:
+        if service := self._service(actor):
+            await together(*[self._set_up_one(actor, *one) for one in enumerate(service.replicas())])
+
+    async def _set_up_one(self, actor: str, index: int, one: Service) -> None:
+        """Make a replica ready, with all that the one before it had if it takes another's place."""
+        if actor == "policy":
+            await one.setup(self.store, f"policy_{index}")
+        elif actor == "reward":
+            await one.setup()
+        elif actor == "ref_model":
+            await one.setup(self.store)
+            if self._reference:
+                await one.load_saved(self._reference)
+        elif actor == "rollout":
+            await one.setup(self._env_urls)
+        elif actor == "env":
+            self._env_urls[index] = await one.start()
+
+    def _service(self, actor: str) -> Service | None:
+        return self._env if actor == "env" else getattr(self, actor)
+
+    def _watch(self, *actors: str) -> None:
+        """Replace these when they die."""
+        for name, spawned in self._spawned.items():
+            actor = name.rpartition("_")[0]
+            # The memory of an engine that sleeps is the trainer's: no other engine can start meanwhile.
+            if actor in actors and not (actor == "policy" and self.recipe.policy.sleep):
+                self.replacements.watch(name, spawned)
+
+    async def _replace(self, name: str) -> str:
+        """Put a new replica into the place of one that died; returns the name of its Monarch actor."""
+        actor, index = name.rpartition("_")[0], int(name.rpartition("_")[2])
+        service = self._service(actor)
+        self._supervision.forget(self._spawned[name])  # its end has been heard of
+        await self._hosts.kill(name)
+        replica = self._spawners[actor](index)
+        await self._set_up_one(actor, index, service.alone(replica))
+        service.replace(index, replica)
+        if self.rollout and actor in ("policy", "reward", "env"):
+            await self.rollout.each("reconnect", self._env_urls, self.policy, self.reward)
+        return replica.spawned
+
+    async def _set_up_policy(self) -> None:
         if self.policy:
-            await self._ready("policy server (vLLM)", self.policy.each("setup", self.store))
+            await self._ready("policy server (vLLM)", self._set_up("policy"))
 
-    async def _setup_others(self) -> None:
+    async def _set_up_others(self) -> None:
         await together(
-            *([self._ready("trainer (torchtitan)", self._setup_trainer())] if self.trainer else []),
-            *([self._ready("environment and rollout workers", self._setup_rollout())] if self.rollout else []),
-            *([self._ready("reference model", self.ref_model.each("setup", self.store))] if self.ref_model else []),
+            *([self._ready("trainer (torchtitan)", self._set_up_trainer())] if self.trainer else []),
+            *([self._ready("environment and rollout workers", self._set_up_rollout())] if self.rollout else []),
+            *([self._ready("reference model", self._set_up("ref_model"))] if self.ref_model else []),
         )
 
-    async def _setup_trainer(self) -> None:
+    async def _set_up_trainer(self) -> None:
         limit_s = self.recipe.trainer.start_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -183,9 +266,10 @@ class ActorMesh:
         except TimeoutError:
             raise ActorFailure(f"TitanTrainer was not ready within {limit_s:g} s (trainer.start_timeout_s)") from None
 
-    async def _setup_rollout(self) -> None:
-        urls = await self._env.each("start") if self._env else [self.recipe.env.url]
-        await self.rollout.each("setup", urls)
+    async def _set_up_rollout(self) -> None:
+        self._env_urls = [""] * len(self._plan["env"]) if self._env else [self.recipe.env.url]
+        await self._set_up("env")
+        await self._set_up("rollout")
 
     async def _ready(self, what: str, start: Awaitable) -> Any:
         with self._waiting(what):
@@ -198,9 +282,9 @@ class ActorMesh:
         """
         if kind is not None:
             return
-        for service in ("rollout", "_env", "policy", "ref_model", "trainer"):
-            if handle := getattr(self, service, None):
-                await self._limited(service, handle.each("close"))
+        for actor in ("rollout", "env", "policy", "ref_model", "trainer"):
+            if service := self._service(actor):
+                await self._limited(actor, service.each("close"))
         await self._limited("weight store", self.store.stop())
         await self._limited("procs", self._hosts.stop())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -14,10 +15,10 @@ log = logging.getLogger(__name__)
 _LOOK_S, _LIMIT_S = 2.0, 10.0
 
 
-async def kill_frozen() -> None:
+async def kill_frozen(killed: Callable[[str], None]) -> None:
     """Kill every process below this one that has been stopped (by SIGSTOP, or by the machine's owner) for 10 s; never returns.
 
-    Linux itself says so: one that is only slow is never meant.
+    `killed(title)` is told of each. Linux itself says that a process is stopped: one that is only slow is never meant.
     """
     since: dict[int, float] = {}
     while True:
@@ -27,9 +28,10 @@ async def kill_frozen() -> None:
         for process in stopped:
             if now - since[process.pid] >= _LIMIT_S:
                 with suppress(psutil.NoSuchProcess):
-                    name = process.cmdline()[0]
+                    title = process.cmdline()[0]
                     process.kill()
-                    log.warning("%s (process %d) stood still for %.0f s and was killed", name, process.pid, _LIMIT_S)
+                    log.warning("%s (process %d) stood still for %.0f s and was killed", title, process.pid, _LIMIT_S)
+                    killed(title)
 
 
 def _stopped() -> list[psutil.Process]:

@@ -8,8 +8,10 @@ import logging
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
 from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch._src.job.process import ProcessJob  # not exported by monarch.job in 0.7.0
@@ -21,6 +23,7 @@ from rlmesh.mesh.config import PlacementConfig
 from rlmesh.mesh.plan import ReplicaPlan
 
 log = logging.getLogger(__name__)
+_STOP_LIMIT_S = 5.0
 
 # Monarch announces every step of connecting to a job; the console says what is waited for.
 logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)
@@ -64,6 +67,15 @@ class Hosts:
         self.procs[name] = procs
         return procs
 
+    async def kill(self, name: str) -> None:
+        """End what is left of a replica's procs and of all that they started, answering or not."""
+        await asyncio.to_thread(_kill_titled, title_of(name))
+        try:
+            async with asyncio.timeout(_STOP_LIMIT_S):
+                await self._stop_procs(name, self.procs.pop(name))
+        except TimeoutError:
+            log.info("%s does not stop", name)
+
     async def stop(self) -> None:
         """Stop the procs, and then the job's hosts."""
         await asyncio.gather(*[self._stop_procs(name, procs) for name, procs in self.procs.items()])
@@ -78,6 +90,21 @@ class Hosts:
             await procs.stop()
         except Exception as error:  # one that died must not keep the others from stopping
             log.info("while stopping %s: %s", name, (str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def title_of(name: str) -> str:
+    """What the processes of a replica are called, where processes are listed."""
+    return f"rlmesh:{name}"
+
+
+def _kill_titled(title: str) -> None:
+    """Kill every process below this one that has this title, with all below it."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.cmdline()[:1] == [title]:
+                for each in [*process.children(recursive=True), process]:
+                    with suppress(psutil.NoSuchProcess):
+                        each.kill()
 
 
 def _command(env: dict[str, str], log_file: Path) -> BootstrapCommand:
@@ -112,7 +139,7 @@ def _enter_proc(name: str) -> None:
 
     from setproctitle import setproctitle
 
-    setproctitle(f"rlmesh:{name}")
+    setproctitle(title_of(name))
     # vLLM imports readline, which asks the terminal about itself; a background process is stopped for that.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     import readline  # noqa: F401

@@ -1,11 +1,12 @@
-"""The death of an actor's process ends what the controller is doing, with one error that names it."""
+"""The death of an actor's process is heard of, and ends what the controller is doing unless something is done about it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import monarch.actor
@@ -13,6 +14,7 @@ from monarch.actor import MeshFailure
 
 from rlmesh.errors import ActorDied, RecipeError, RLMeshError
 from rlmesh.mesh.frozen import kill_frozen
+from rlmesh.mesh.procs import title_of
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ _HEARD_S = 3.0  # in which Monarch tells of a death
 class Supervision:
     """Hears from Monarch about failures that nobody handled; left to itself Monarch would interrupt the controller.
 
+    `handles(death)` says whether something is done about a death; what is guarded goes on then.
+
     Only the actors that were named to it count: Monarch reports late what was killed at the end of an earlier mesh, and it
     reports its own companions of every actor too.
 
@@ -30,11 +34,12 @@ class Supervision:
     ...     await supervision.guard(training())
     """
 
-    def __init__(self):
+    def __init__(self, handles: Callable[[ActorDied], bool] = lambda death: False):
+        self._handles = handles
         self._actors: dict[str, str] = {}  # name of the Monarch actor -> what a person calls it
 
     def __enter__(self) -> Supervision:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._context = asyncio.get_running_loop(), contextvars.copy_context()
         self._failed: asyncio.Future[ActorDied] = self._loop.create_future()
         monarch.actor.unhandled_fault_hook = self._on_failure
         return self
@@ -53,9 +58,18 @@ class Supervision:
         """The death of the Monarch actor of this name ends what is guarded, too."""
         self._actors[name] = actor
 
+    def forget(self, name: str) -> None:
+        """Whatever happens to the Monarch actor of this name does not matter any more."""
+        self._actors.pop(name, None)
+
+    def fail(self, failure: ActorDied) -> None:
+        """End what is guarded."""
+        if not self._failed.done():
+            self._failed.set_result(failure)
+
     async def guard(self, work: Coroutine) -> Any:
         """Do the work until it is done, or until a process dies. Raises: ActorDied that names the actor."""
-        task, watchdog = asyncio.ensure_future(work), asyncio.create_task(kill_frozen())
+        task, watchdog = asyncio.ensure_future(work), asyncio.create_task(kill_frozen(self._killed))
         try:
             await asyncio.wait({task, self._failed}, return_when=asyncio.FIRST_COMPLETED)
             if (
@@ -78,14 +92,22 @@ class Supervision:
     def _on_failure(self, failure: MeshFailure) -> None:
         """Called by Monarch, on a thread of its own."""
         log.debug("%s", failure.report())
-        actor = self._actors.get((failure.mesh_name or "").partition("-")[0])
-        if actor:
+        name = (failure.mesh_name or "").partition("-")[0]
+        if actor := self._actors.get(name):
             why = f"{actor}: its process died; its log says why, or nothing where it was killed (for lack of memory, for example)"
-            self._loop.call_soon_threadsafe(self._fail, ActorDied(why, actor))
+            death = ActorDied(why, actor, name)
+            # Monarch's thread has a context in which nothing can be spawned.
+            self._loop.call_soon_threadsafe(self._heard, death, context=self._context)
 
-    def _fail(self, failure: ActorDied) -> None:
-        if not self._failed.done():
-            self._failed.set_result(failure)
+    def _killed(self, title: str) -> None:
+        """A process that stood still was killed; Monarch, which lost touch with it before, tells of that 20 s later."""
+        for name, actor in self._actors.items():
+            if title_of(actor) == title:
+                return self._heard(ActorDied(f"{actor}: its process stood still and was killed", actor, name))
+
+    def _heard(self, death: ActorDied) -> None:
+        if not self._handles(death):
+            self.fail(death)
 
 
 def _too_late(failure: MeshFailure) -> None:
