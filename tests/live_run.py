@@ -35,6 +35,10 @@ class LiveRun:
     def titles(self) -> list[str]:
         return [p.cmdline()[0] for p in self._family() if p.cmdline() and p.cmdline()[0].startswith("rlmesh:")]
 
+    def processes(self) -> list[psutil.Process]:
+        """Its own, and all below it."""
+        return [psutil.Process(self._process.pid), *self._family()]
+
     def end(self) -> int:
         """Its exit code."""
         self.said += self._process.communicate(timeout=240)[0]

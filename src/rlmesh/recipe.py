@@ -7,6 +7,7 @@ checked on a machine without torch, vLLM or Monarch.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -178,12 +179,17 @@ def _merge(general: Any, special: Any) -> Any:
     return general | {key: _merge(general.get(key), value) for key, value in special.items()}
 
 
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env")  # OmegaConf's way to a variable, which may be a secret
+
+
 def _shape_problems(value: Any, hint: Any, path: str) -> list[str]:
     """A sentence for every key that the schema does not have and for every value of the wrong type."""
     where, arguments = path.removesuffix("."), get_args(hint)
     if value == "???":  # OmegaConf's word for what is still to be filled in
         return [f"{where}: a value is needed in place of '???'"]
     if isinstance(value, str) and "${" in value:  # a reference: its type shows when it is filled in
+        if _ENVIRONMENT.search(value):
+            return [f"{where}: a recipe is saved with what it holds and takes nothing from the environment ('{value}')"]
         return []
     if type(None) in arguments:
         return [] if value is None else _shape_problems(value, arguments[0], path)
@@ -191,14 +197,16 @@ def _shape_problems(value: Any, hint: Any, path: str) -> list[str]:
         if not isinstance(value, dict):
             return [f"{where}: keys are needed ({', '.join(f.name for f in fields(hint))}), not {value!r}"]
         return _key_problems(value, hint, path)
-    if get_origin(hint) is dict:
+    if get_origin(hint) is dict or (hint is Any and isinstance(value, dict)):
         if not isinstance(value, dict):
             return [f"{where}: a mapping is needed, not {value!r}"]
-        return [p for name, part in value.items() for p in _shape_problems(part, arguments[1], f"{path}{name}.")]
-    if get_origin(hint) is list:
+        part_hint = arguments[1] if arguments else Any
+        return [p for name, part in value.items() for p in _shape_problems(part, part_hint, f"{path}{name}.")]
+    if get_origin(hint) is list or (hint is Any and isinstance(value, list)):
         if not isinstance(value, (list, tuple)):
             return [f"{where}: a list is needed, not {value!r}"]
-        return [p for i, part in enumerate(value) for p in _shape_problems(part, arguments[0], f"{where}[{i}].")]
+        part_hint = arguments[0] if arguments else Any
+        return [p for i, part in enumerate(value) for p in _shape_problems(part, part_hint, f"{where}[{i}].")]
     if hint is Any or (isinstance(value, _PLAIN[hint][1]) and (hint is bool or not isinstance(value, bool))):
         return []
     return [f"{where}: {_PLAIN[hint][0]} is needed, not {value!r}"]

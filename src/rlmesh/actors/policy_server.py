@@ -120,6 +120,7 @@ class PolicyServer(NeedsSetup):
         options = self._config.engine
         arguments = AsyncEngineArgs(
             model=self._model_path,
+            load_format="safetensors",  # nothing that is unpickled
             dtype=options.dtype,
             max_model_len=self._max_length,
             max_num_seqs=options.max_num_seqs,

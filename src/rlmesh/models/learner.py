@@ -137,10 +137,11 @@ class Learner:
 
     def load(self, folder: Path) -> None:
         """Take up what `save` wrote, on any number of ranks."""
+        from rlmesh.models.safe_load import load_state
         from rlmesh.models.titan import read_safetensors
 
         self.titan.load_hf(read_safetensors(folder / "model"))
-        dcp.load({"optimizer": self.optimizer}, checkpoint_id=str(folder / "optimizer"))
+        load_state({"optimizer": self.optimizer}, folder / "optimizer")
 
     def _over_ranks(self, sums: dict[str, float], count: int) -> dict[str, float]:
         names = sorted(sums)

@@ -32,7 +32,7 @@ class Renderer:
         from transformers import AutoTokenizer
 
         self._model_path = model_path
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self.tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         if self.tokenizer.chat_template is None:
             raise RecipeError(
                 f"model.source: the tokenizer in {model_path} has no chat template, which prompts are made with"
