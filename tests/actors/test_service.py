@@ -45,11 +45,12 @@ async def test_calls_go_to_the_replicas_that_live(places):
 async def test_a_call_waits_for_the_replacement_and_is_made_again(places):
     deaths = []
 
-    async def replacing(death: ActorDied) -> None:
-        deaths.append(death.actor)
-        service.replace(0, places("a"))
+    class Replacing:
+        async def after(self, death: ActorDied) -> None:
+            deaths.append(death.actor)
+            service.replace(0, places("a"))
 
-    service = Service("Place", [places("a")], limit_s=20, replacing=replacing)
+    service = Service("Place", [places("a")], limit_s=20, replacing=Replacing())
     before = await service.pid()
     os.kill(before, signal.SIGKILL)
     after = await service.pid()

@@ -54,7 +54,7 @@ async def test_who_is_not_watched_is_not_replaced():
     replacements = replacing(World())
     assert not replacements.handles(death("trainer_0", 0))
     with pytest.raises(ActorDied, match="it died"):
-        replacements.after(death("trainer_0", 0))
+        await replacements.after(death("trainer_0", 0))
 
 
 async def test_what_keeps_dying_is_given_up_until_it_is_forgiven():

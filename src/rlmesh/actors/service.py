@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch._src.actor.actor_mesh import ActorMesh
@@ -24,14 +24,24 @@ class Replica:
     spawned: str = ""  # for Monarch; never used twice
 
 
+class Replacing(Protocol):
+    """Who puts a new replica into the place of one that died."""
+
+    def handles(self, death: ActorDied) -> bool:
+        """Whether that is being done, from now on at the latest."""
+
+    async def after(self, death: ActorDied) -> None:
+        """Return when it is done. Raises: the death, when it is not."""
+
+
 class Service:
     """A picklable handle: `await service.endpoint(...)` calls one replica, the one with the fewest calls of this handle.
 
     A replica of several procs (a trainer's ranks) gets the call on every proc, and the answer of rank 0 is returned.
     `await service.each("endpoint", ...)` calls every replica and returns their answers in order.
 
-    A call whose replica died goes to another one. Where none is left it waits for what `replacing(death)` gives, which ends when
-    there is a new one, and is made again; without `replacing` (in a handle that was pickled, too) it fails.
+    A call whose replica died goes to another one. Where none is left it waits until `replacing` has put a new one there, and is
+    made again; without `replacing` (in a handle that was pickled, too) it fails.
 
     Raises: ActorFailure that names the actor, the replica, the endpoint and the cause; ActorDied when no answer will come, or
     none came within `limit_s` seconds.
@@ -45,7 +55,7 @@ class Service:
         name: str,
         replicas: list[Replica],
         limit_s: float,
-        replacing: Callable[[ActorDied], Awaitable[None]] | None = None,
+        replacing: Replacing | None = None,
     ):
         self._name, self._replicas, self._limit_s, self._replacing = name, list(replicas), limit_s, replacing
         self._pending = [0] * len(replicas)
@@ -78,7 +88,7 @@ class Service:
                 except ActorDied as death:
                     if self._replacing is None:
                         raise
-                    await self._replacing(death)
+                    await self._replacing.after(death)
 
         return await together(*map(call, range(len(self._replicas))))
 
@@ -103,15 +113,15 @@ class Service:
 
     async def _after(self, death: ActorDied) -> None:
         """Return when the call can be made again. Raises: the death, when it cannot."""
-        replaced = self._replacing(death) if self._replacing else None
-        own = any(
-            death.spawned == replica.spawned for replica in self._dead
-        )  # and not another actor that a replica needs
+        # What died may be another actor, that the replica needs.
+        own = any(death.spawned == replica.spawned for replica in self._dead)
         if own and any(replica not in self._dead for replica in self._replicas):
-            return
-        if replaced is None:
+            if self._replacing:
+                self._replacing.handles(death)
+        elif self._replacing:
+            await self._replacing.after(death)
+        else:
             raise death
-        await replaced
 
     async def _call(self, index: int, endpoint: str, args, kwargs) -> Any:
         replica, where = self._replicas[index], f"{self._name}[{index}].{endpoint}"

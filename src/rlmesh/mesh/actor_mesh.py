@@ -201,7 +201,7 @@ class ActorMesh:
             return Replica(procs.spawn(spawned, cls, *args), name, spawned)
 
         self._spawners[actor] = spawn
-        return Service(cls.__name__, [*map(spawn, range(len(self._plan[actor])))], limit_s, self.replacements.after)
+        return Service(cls.__name__, [*map(spawn, range(len(self._plan[actor])))], limit_s, self.replacements)
 
     async def _set_up(self, actor: str) -> None:
         if service := self._service(actor):

@@ -67,13 +67,10 @@ class Replacements:
         self._running[actor] = asyncio.create_task(self._run(death))
         return True
 
-    def after(self, death: ActorDied) -> Awaitable[None]:
-        """What to wait for until the call that met this death can be made again. Raises: the death, when nobody is replaced."""
+    async def after(self, death: ActorDied) -> None:
+        """Return when the call that met this death can be made again. Raises: the death, when the actor is not replaced."""
         if not self.handles(death):
             raise death
-        return self._wait(death)
-
-    async def _wait(self, death: ActorDied) -> None:
         task = self._running.get(death.actor)
         if task and not await asyncio.shield(task):
             raise death
