@@ -153,5 +153,5 @@ def test_what_keeps_dying_ends_the_run_with_its_last_words(live, tmp_path):
         run.signal_process("rlmesh:trainer", signal.SIGKILL)
     assert run.end() == 1
     message = run.said[run.said.index("rlmesh: ") :]
-    assert "trainer_0: its process died" in message and "went on 1 times after such an end" in message
+    assert "trainer_0: its process died" in message and "went on 1 times after such a death" in message
     assert message.endswith("the last word\n") and "Traceback" not in message

@@ -39,3 +39,21 @@ async def test_who_does_not_say_why_cannot_keep_it_from_being_said():
 
     [line] = await said_while(1.0, silent, waits)
     assert line.endswith("who is waited for does not say why (no answer)")
+
+
+async def test_a_wait_that_ends_while_another_is_looked_into_is_no_error():
+    said, ended = [], asyncio.Event()
+
+    async def details() -> str:
+        ended.set()
+        await asyncio.sleep(0.3)
+        return "nothing"
+
+    watchdog = Watchdog(0.5, said.append, details)
+    watching = asyncio.create_task(watchdog.watch())
+    with watchdog.waiting("first"):
+        with watchdog.waiting("second"):
+            await ended.wait()
+        await asyncio.sleep(1.0)
+    assert not watching.done() and [line.partition(",")[0] for line in said] == ["first", "second"]
+    watching.cancel()

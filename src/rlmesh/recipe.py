@@ -43,7 +43,9 @@ class RunConfig:
     steps: int = option(150, "training steps", ge=1)
     dir: str = option("runs/${run.name}", "run directory, relative to the working directory")
     max_restarts: int = option(
-        3, "how often, without a new checkpoint between, the run goes on from its newest one after an actor died", ge=0
+        3,
+        "how often, without a new checkpoint between, an actor that died is replaced, or the run goes back to its newest checkpoint",
+        ge=0,
     )
     warn_after_s: float = option(
         300.0, "a part of a step that takes longer is named, with what waits for whom, in seconds", gt=0, le=LONGEST_S
@@ -179,7 +181,7 @@ def _merge(general: Any, special: Any) -> Any:
     return general | {key: _merge(general.get(key), value) for key, value in special.items()}
 
 
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env")  # OmegaConf's way to a variable, which may be a secret
+_ENVIRONMENT = re.compile(r"\$\{\s*(oc\.(env|\$)|\$)")  # OmegaConf's way to a variable, which may be a secret
 
 
 def _shape_problems(value: Any, hint: Any, path: str) -> list[str]:

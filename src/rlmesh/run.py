@@ -277,8 +277,9 @@ def _run_in(directory: RunDirectory, recipe: Recipe, console: Console, resumed: 
             except ActorDied as death:
                 kept = kept or state.trained
                 restarts = 1 if state.saved else restarts + 1
-                if state.mesh:  # what was replaced in vain is not worth as many restarts again
-                    restarts += state.mesh.replacements.counts[death.actor]
+                replaced = state.mesh.replacements.counts[death.actor] if state.mesh else 0
+                if replaced == recipe.run.max_restarts:  # in vain: it is not worth as many restarts again
+                    restarts += replaced
                 resumed = _after(death, state, restarts if kept else None)
     except Exception:
         with (directory.path / "logs" / "controller.log").open("a", encoding="utf-8") as log:
@@ -298,7 +299,7 @@ def _after(death: ActorDied, state: Run, restarts: int | None) -> tuple[int, Pat
     directory.write_event("actor died", actor=death.actor, error=str(death), restarts=restarts or 0)
     if restarts is None or restarts > limit:
         often = (
-            f" (the run went on {limit} times after such an end, without a new checkpoint)"
+            f" (the run went on {limit} times after such a death, without a new checkpoint)"
             if restarts and limit
             else ""
         )

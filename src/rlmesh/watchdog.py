@@ -40,7 +40,8 @@ class Watchdog:
             await asyncio.sleep(_LOOK_S)
             now = time.monotonic()
             long = [wait for wait, (_, since) in self._waits.items() if now - since > self._limit_s]
-            for what, since in map(self._waits.pop, long):
+            # All at once: a wait may end while another one's details are asked for.
+            for what, since in [self._waits.pop(wait) for wait in long]:
                 self._warn(f"{what}, for {now - since:.0f} s already; {await self._ask()}")
 
     async def _ask(self) -> str:

@@ -41,7 +41,7 @@ async def test_one_death_is_one_replacement_however_often_it_is_met():
     world = World()
     replacements = replacing(world)
     calls = [asyncio.ensure_future(replacements.after(death("reward_0", 0))) for _ in range(5)]
-    assert replacements.handles(death("reward_0", 0))
+    assert replacements.take_on(death("reward_0", 0))
     await asyncio.sleep(0)
     assert not any(call.done() for call in calls)
     world.may.set()
@@ -52,7 +52,7 @@ async def test_one_death_is_one_replacement_however_often_it_is_met():
 
 async def test_who_is_not_watched_is_not_replaced():
     replacements = replacing(World())
-    assert not replacements.handles(death("trainer_0", 0))
+    assert not replacements.take_on(death("trainer_0", 0))
     with pytest.raises(ActorDied, match="it died"):
         await replacements.after(death("trainer_0", 0))
 
@@ -63,7 +63,7 @@ async def test_what_keeps_dying_is_given_up_until_it_is_forgiven():
     replacements = replacing(world, limit=2)
     await replacements.after(death("reward_0", 0))
     await replacements.after(death("reward_0", 1))
-    assert not replacements.handles(death("reward_0", 2))
+    assert not replacements.take_on(death("reward_0", 2))
     replacements.forgive()
     await replacements.after(death("reward_0", 2))
     assert world.spawned == 3
@@ -90,4 +90,27 @@ async def test_nothing_is_replaced_after_the_end():
     await replacements.stop()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert not replacements.handles(death("reward_0", 0)) and world.spawned == 0
+    assert not replacements.take_on(death("reward_0", 0)) and world.spawned == 0
+
+
+async def test_the_death_of_the_new_one_while_it_is_being_set_up_is_not_lost():
+    world = World()
+    replacements = replacing(world)
+    call = asyncio.ensure_future(replacements.after(death("reward_0", 0)))
+    await asyncio.sleep(0)
+    assert replacements.take_on(death("reward_0", 1))
+    world.may.set()
+    await call
+    await replacements.after(death("reward_0", 1))
+    assert world.spawned == 2
+
+
+async def test_a_listener_that_fails_leaves_nobody_waiting():
+    class Full(World):
+        def on_death(self, death):
+            raise OSError("disk full")
+
+    world = Full()
+    with pytest.raises(ActorDied, match="it died"):
+        await replacing(world).after(death("reward_0", 0))
+    assert [str(failure) for failure in world.failed] == ["it died; it could not be replaced: disk full"]

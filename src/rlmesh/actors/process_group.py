@@ -20,7 +20,9 @@ def join_process_group() -> None:
         return
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size == 1 or os.environ["MASTER_ADDR"] == socket.gethostname():  # all ranks are here
+    if (
+        world_size == 1 or os.environ["MASTER_ADDR"] == socket.gethostname()
+    ):  # all ranks are here, as with both kinds of job that there are
         for name, interface in LOOPBACK.items():
             os.environ.setdefault(name, interface)
         # One rank needs no address: a store in memory, and no port that another program could hold.

@@ -85,11 +85,11 @@ class RolloutWorker(NeedsSetup):
         """Play and score the task's episodes, all at the same time."""
         metrics = Metrics()
         sampler = GroupSampler(self._policy.generate, task, self._config.max_tokens)
-        with self._counted("begun", task.group_size):
+        with self._counted("all", task.group_size):
             playing = [self._episode(task, index, sampler, metrics) for index in range(task.group_size)]
             group = Group(task, await together(*playing))
         started = time.perf_counter()
-        with self._counted("scored", len(group.episodes)):
+        with self._counted("scoring", len(group.episodes)):
             rewards = await self._reward.score(group.episodes)
         metrics.record("time/reward", time.perf_counter() - started, "max")
         for episode, reward in zip(group.episodes, rewards, strict=True):
@@ -108,10 +108,10 @@ class RolloutWorker(NeedsSetup):
         """How many episodes wait for what at this moment."""
         counts = self._counts
         return {
-            "the policy server": counts["sampled"],
-            "their environment": counts["played"] - counts["sampled"],
-            "a free session, or a new try": counts["begun"] - counts["played"],
-            "their rewards": counts["scored"],
+            "the policy server": counts["sampling"],
+            "their environment": counts["playing"] - counts["sampling"],
+            "a free session, or a new try": counts["all"] - counts["playing"],
+            "their rewards": counts["scoring"],
         }
 
     @contextmanager
@@ -124,7 +124,7 @@ class RolloutWorker(NeedsSetup):
 
     async def _episode(self, task: Task, index: int, sampler: GroupSampler, metrics: Metrics) -> Episode:
         async def sample(turn: int, prompt: list[int]) -> Completion:
-            with self._counted("sampled"):
+            with self._counted("sampling"):
                 return await sampler.sample(index, turn, prompt)
 
         for attempt in range(self._env.retries + 1):
@@ -132,7 +132,7 @@ class RolloutWorker(NeedsSetup):
             pool = self._pools[(task.index + index + attempt) % len(self._pools)]
             try:
                 async with pool.lease() as session:
-                    with self._counted("played"):
+                    with self._counted("playing"):
                         return await play(
                             session,
                             self._reset_args(task, index),

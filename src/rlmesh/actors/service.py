@@ -27,8 +27,8 @@ class Replica:
 class Replacing(Protocol):
     """Who puts a new replica into the place of one that died."""
 
-    def handles(self, death: ActorDied) -> bool:
-        """Whether that is being done, from now on at the latest."""
+    def take_on(self, death: ActorDied) -> bool:
+        """Begin with it, if nobody did before; False when it will not be done."""
 
     async def after(self, death: ActorDied) -> None:
         """Return when it is done. Raises: the death, when it is not."""
@@ -117,7 +117,7 @@ class Service:
         own = any(death.spawned == replica.spawned for replica in self._dead)
         if own and any(replica not in self._dead for replica in self._replicas):
             if self._replacing:
-                self._replacing.handles(death)
+                self._replacing.take_on(death)
         elif self._replacing:
             await self._replacing.after(death)
         else:
@@ -146,5 +146,6 @@ class Service:
             self._pending[index] -= 1
 
     def _died(self, replica: Replica, text: str) -> ActorDied:
-        self._dead.add(replica)
+        if replica in self._replicas:  # and was not replaced meanwhile
+            self._dead.add(replica)
         return ActorDied(text, replica.name, replica.spawned)

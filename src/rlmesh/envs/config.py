@@ -27,5 +27,5 @@ class EnvConfig:
     )
     step_timeout_s: float = option(10.0, "limit for one reset or step, in seconds", gt=0, le=LONGEST_S)
     retries: int = option(
-        4, "times that an episode lost with its server is played again, after 1, 2, 4, ... seconds", ge=0
+        5, "times that an episode lost with its server is played again, after 1, 2, 4, ... seconds", ge=0
     )

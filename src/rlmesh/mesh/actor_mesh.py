@@ -90,7 +90,7 @@ class ActorMesh:
 
     async def __aenter__(self) -> ActorMesh:
         async with AsyncExitStack() as stack:
-            self._supervision = stack.enter_context(Supervision(lambda death: self.replacements.handles(death)))
+            self._supervision = stack.enter_context(Supervision(lambda death: self.replacements.take_on(death)))
             self.replacements = Replacements(
                 self._replace, self.recipe.run.max_restarts, self._supervision.fail, self._listener
             )

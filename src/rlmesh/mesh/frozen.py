@@ -27,7 +27,7 @@ async def kill_frozen(killed: Callable[[str], None]) -> None:
         since = {process.pid: since.get(process.pid, now) for process in stopped}
         for process in stopped:
             if now - since[process.pid] >= _LIMIT_S:
-                with suppress(psutil.NoSuchProcess):
+                with suppress(psutil.Error, IndexError):  # it has gone, or has no name left
                     title = process.cmdline()[0]
                     process.kill()
                     log.warning("%s (process %d) stood still for %.0f s and was killed", title, process.pid, _LIMIT_S)

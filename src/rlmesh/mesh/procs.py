@@ -99,12 +99,15 @@ def title_of(name: str) -> str:
 
 def _kill_titled(title: str) -> None:
     """Kill every process below this one that has this title, with all below it."""
+    killed = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.cmdline()[:1] == [title]:
                 for each in [*process.children(recursive=True), process]:
                     with suppress(psutil.NoSuchProcess):
                         each.kill()
+                        killed.append(each)
+    psutil.wait_procs(killed, _STOP_LIMIT_S)  # what they held is free then, a GPU's memory too
 
 
 def _command(env: dict[str, str], log_file: Path) -> BootstrapCommand:

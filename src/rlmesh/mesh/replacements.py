@@ -48,17 +48,20 @@ class Replacements:
         self._listener = listener
         self._living: dict[str, str] = {}  # actor -> its Monarch name
         self._running: dict[str, asyncio.Task[bool]] = {}
+        self._late: dict[str, ActorDied] = {}
         self.counts: Counter[str] = Counter()
 
     def watch(self, actor: str, spawned: str) -> None:
         """This actor is replaced when it dies."""
         self._living[actor] = spawned
 
-    def handles(self, death: ActorDied) -> bool:
-        """Whether the actor is being replaced, or was already; begins to replace it if need be."""
+    def take_on(self, death: ActorDied) -> bool:
+        """Begin to replace the actor, if nobody did before; False when that will not be done."""
         actor = death.actor
         if actor not in self._living:
             return False
+        if actor in self._running and death.spawned != self._living[actor]:
+            self._late[actor] = death  # perhaps of the one that is just being set up
         if actor in self._running or death.spawned != self._living[actor]:
             return True
         if self.counts[actor] == self._limit:
@@ -69,7 +72,7 @@ class Replacements:
 
     async def after(self, death: ActorDied) -> None:
         """Return when the call that met this death can be made again. Raises: the death, when the actor is not replaced."""
-        if not self.handles(death):
+        if not self.take_on(death):
             raise death
         task = self._running.get(death.actor)
         if task and not await asyncio.shield(task):
@@ -89,16 +92,21 @@ class Replacements:
 
     async def _run(self, death: ActorDied) -> bool:
         began, actor = time.monotonic(), death.actor
-        if self._listener:
-            self._listener.on_death(death)
         try:
+            if self._listener:
+                self._listener.on_death(death)
             self._living[actor] = await self._replace(actor)
+            if self._listener:
+                self._listener.on_replaced(actor, time.monotonic() - began)
         except Exception as error:
+            self._living.pop(actor, None)
+            self.counts[actor] -= 1  # it was none
             log.warning("%s could not be replaced", actor, exc_info=True)
             self._failed(ActorDied(f"{death}; it could not be replaced: {error}", actor, death.spawned))
             return False
         finally:
             del self._running[actor]
-        if self._listener:
-            self._listener.on_replaced(actor, time.monotonic() - began)
+        late = self._late.pop(actor, None)
+        if late and late.spawned == self._living.get(actor) and not self.take_on(late):
+            self._failed(late)
         return True

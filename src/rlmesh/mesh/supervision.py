@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,6 +20,7 @@ from rlmesh.mesh.procs import title_of
 log = logging.getLogger(__name__)
 
 _HEARD_S = 3.0  # in which Monarch tells of a death
+_FOLLOWS_S = 60.0  # in which the work may fail because of it
 
 
 class Supervision:
@@ -36,6 +38,7 @@ class Supervision:
 
     def __init__(self, handles: Callable[[ActorDied], bool] = lambda death: False):
         self._handles = handles
+        self._heard_last: tuple[float, ActorDied] | None = None
         self._actors: dict[str, str] = {}  # name of the Monarch actor -> what a person calls it
 
     def __enter__(self) -> Supervision:
@@ -79,8 +82,8 @@ class Supervision:
             ):
                 # What fails first may only follow from a death that is not heard of yet.
                 await asyncio.wait({self._failed}, timeout=_HEARD_S)
-                if self._failed.done():
-                    raise self._failed.result() from task.exception()
+                if death := self._latest_death():
+                    raise death from task.exception()
             if not task.done():
                 raise self._failed.result()
             return task.result()
@@ -105,7 +108,16 @@ class Supervision:
             if title_of(actor) == title:
                 return self._heard(ActorDied(f"{actor}: its process stood still and was killed", actor, name))
 
+    def _latest_death(self) -> ActorDied | None:
+        """What an error of the work may only follow from, also when something is done about it."""
+        if self._failed.done():
+            return self._failed.result()
+        if self._heard_last and time.monotonic() - self._heard_last[0] < _FOLLOWS_S:
+            return self._heard_last[1]
+        return None
+
     def _heard(self, death: ActorDied) -> None:
+        self._heard_last = (time.monotonic(), death)
         if not self._handles(death):
             self.fail(death)
 

@@ -35,11 +35,10 @@ class GroupQueue:
     async def put(self, group: Group) -> None:
         """Store a group. Raises ActorFailure for a place that is taken or a step that was consumed already."""
         step, index = group.task.step, group.task.index
-        places = self._steps.setdefault(step, {})
-        if step <= self._taken or index in places:
-            raise ActorFailure(f"ReplayBuffer: group {index} of step {step} came twice")
         async with self._arrived:
-            places[index] = group
+            if step <= self._taken or index in self._steps.get(step, {}):
+                raise ActorFailure(f"ReplayBuffer: group {index} of step {step} came twice")
+            self._steps.setdefault(step, {})[index] = group
             self._arrived.notify_all()
 
     async def take(self, step: int, version: int, count: int) -> list[Group]:
