@@ -8,6 +8,7 @@ benchmarks/results/soak.json.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -180,9 +181,10 @@ def report(soak: Soak, recovered: dict[str, list[tuple[str, float]]], result: di
     """Tables, and the file."""
     console = Console()
     table = Table("process", "hits", "back after (s), median", "longest")
-    for kind, hits in {**recovered, "all": [hit for hits in recovered.values() for hit in hits]}.items():
+    for kind, hits in {**recovered, "all": [*itertools.chain(*recovered.values())]}.items():
         times = [seconds for _, seconds in hits]
-        table.add_row(kind, str(len(times)), f"{statistics.median(times):.1f}", f"{max(times):.1f}")
+        if times:
+            table.add_row(kind, str(len(times)), f"{statistics.median(times):.1f}", f"{max(times):.1f}")
     console.print(table)
     table, grown = Table("held by", "at the end", "growth per minute"), {}
     for name, samples in soak.samples.items():
