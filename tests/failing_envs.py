@@ -1,5 +1,6 @@
 """Environment servers that go wrong, each in its own way; rlmesh starts this module as it would any other."""
 
+import asyncio
 import os
 
 from blackjack_env.models import BlackjackAction, BlackjackObservation, BlackjackState
@@ -14,6 +15,21 @@ class DiesWhenPlayed(BlackjackEnvironment):
         os._exit(1)
 
 
+class SlowAtFirst(BlackjackEnvironment):
+    """Takes 3 s for each of its first four answers."""
+
+    answered = 0
+
+    async def step_async(self, action, **args):
+        SlowAtFirst.answered += 1
+        if SlowAtFirst.answered <= 4:
+            await asyncio.sleep(3)
+        return self.step(action, **args)
+
+
+slow_at_first = create_fastapi_app(
+    SlowAtFirst, BlackjackAction, BlackjackObservation, max_concurrent_envs=64, state_cls=BlackjackState
+)
 dies_when_played = create_fastapi_app(
     DiesWhenPlayed, BlackjackAction, BlackjackObservation, max_concurrent_envs=64, state_cls=BlackjackState
 )

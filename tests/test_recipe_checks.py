@@ -163,7 +163,7 @@ COMBINATIONS = [
     (["placement.actors.trainer.replicas=2"], "placement.actors.trainer.replicas: there is one trainer; use trainer.p"),
     (
         ["placement.actors.ref_model.procs=2"],
-        "placement.actors.ref_model.procs: there is one ref_model, in one process",
+        "placement.actors.ref_model.procs: a ref_model is one process; use placement.actors.ref_model.replicas for more",
     ),
     (
         ["placement.hosts.local.gpus=4", "placement.actors.trainer.gpus=2"],

@@ -266,13 +266,12 @@ def _placement_problems(recipe: Recipe) -> Iterator[str]:
         )
     if placed.trainer.replicas != 1:
         yield "placement.actors.trainer.replicas: there is one trainer; use trainer.parallelism for more ranks"
-    for actor in ("ref_model", "replay_buffer"):
-        for key in ("replicas", "procs"):
-            if getattr(getattr(placed, actor), key) != 1:
-                yield f"placement.actors.{actor}.{key}: there is one {actor}, in one process; set it to 1"
-    for actor in ("policy", "reward", "rollout", "env"):
+    if placed.replay_buffer.replicas != 1:
+        yield "placement.actors.replay_buffer.replicas: there is one replay_buffer; set it to 1"
+    for actor in ("policy", "ref_model", "replay_buffer", "reward", "rollout", "env"):
         if getattr(placed, actor).procs != 1:
-            yield f"placement.actors.{actor}.procs: a {actor} is one process; use placement.actors.{actor}.replicas for more"
+            more = "" if actor == "replay_buffer" else f"; use placement.actors.{actor}.replicas for more"
+            yield f"placement.actors.{actor}.procs: a {actor} is one process{more}"
     for actor in ("trainer", "ref_model"):
         if getattr(placed, actor).gpus > 1:
             yield f"placement.actors.{actor}.gpus: a process of it uses one GPU; the trainer takes more as ranks (trainer.parallelism)"

@@ -307,7 +307,9 @@ def _after(death: ActorDied, state: Run, restarts: int | None) -> tuple[int, Pat
     state.close()
     found = directory.go_back(state.warn)
     where = "going on from the newest checkpoint" if found else "beginning again, because there is no checkpoint yet"
-    state.warn(f"{death}; {where}, restart {restarts} of {limit}")
+    cause = death.__cause__
+    met = f" (met as: {cause})" if isinstance(cause, RLMeshError) else ""  # perhaps an error of its own
+    state.warn(f"{death}{met}; {where}, restart {restarts} of {limit}")
     return found
 
 

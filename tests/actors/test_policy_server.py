@@ -239,6 +239,19 @@ async def test_busy_intervals_tell_what_is_still_going_on(policy):
     assert await policy.service.busy() == []
 
 
+async def test_what_a_caller_has_given_up_is_aborted_and_nothing_else(cool_policy):
+    [before] = await cool_policy.service.generate([asking(seed=3)])
+    await cool_policy.service.sleep()  # so that both still wait
+    given_up, other = (asyncio.create_task(cool_policy.service.generate([asking(seed=3)], name)) for name in "ab")
+    await asyncio.sleep(0.2)
+    await cool_policy.service.abort("a")
+    with pytest.raises(ActorFailure, match="what a asked for was aborted"):
+        await given_up
+    assert not other.done()
+    await cool_policy.service.wake_up()
+    assert await other == [before]
+
+
 async def test_a_sleeping_engine_serves_nothing_until_it_wakes(policy, cool_policy):
     [before] = await cool_policy.service.generate([asking(seed=3)])
     await cool_policy.service.sleep()

@@ -1,5 +1,6 @@
 """Calls over replicas that die and are replaced."""
 
+import asyncio
 import os
 import signal
 
@@ -39,6 +40,19 @@ async def test_calls_go_to_the_replicas_that_live(places):
     with pytest.raises(ActorDied, match=r"Place\[0\].pid: the process of Place\[0\] died") as death:
         await service.each("pid")
     assert (death.value.actor, death.value.spawned) == ("a", "a_1")
+
+
+async def test_a_sticky_handle_stays_with_one_replica_and_the_others_get_the_rest(places):
+    service = Service("Place", [places("a"), places("b")], limit_s=20)
+    first, second = service.sticky(), service.sticky()
+    both = await asyncio.gather(first.pid(), second.pid())
+    assert len(set(both)) == 2
+    later = await asyncio.gather(*[handle.pid() for handle in (first, second) for _ in range(3)])
+    assert later == [both[0]] * 3 + [both[1]] * 3
+    service.replace(0, places("c"))
+    assert await second.pid() == both[1]
+    moved = await first.pid()
+    assert moved != both[0] and [await first.pid() for _ in range(3)] == [moved] * 3
 
 
 @pytest.mark.slow  # Monarch takes 10 s to tell of a death

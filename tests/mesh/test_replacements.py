@@ -82,6 +82,25 @@ async def test_a_replacement_that_fails_is_told_to_everyone():
     assert [str(failure) for failure in world.failed] == ["it died; it could not be replaced: no memory"]
 
 
+async def test_one_that_fails_after_all_was_forgiven_gives_no_try_more():
+    world, begun = World(), asyncio.Event()
+
+    async def replace(actor: str) -> str:
+        begun.set()
+        await world.may.wait()
+        raise OSError("no memory")
+
+    replacements = Replacements(replace, 3, world.failed.append)
+    replacements.watch("reward_0", "reward_0_life0")
+    assert replacements.take_on(death("reward_0", 0))
+    await begun.wait()
+    replacements.forgive()
+    world.may.set()
+    with pytest.raises(ActorDied):
+        await replacements.after(death("reward_0", 0))
+    assert replacements.counts["reward_0"] == 0
+
+
 async def test_nothing_is_replaced_after_the_end():
     world = World()
     replacements = replacing(world)

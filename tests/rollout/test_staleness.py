@@ -92,6 +92,12 @@ class Rollout:
         self._clock, self._policy = clock, policy
 
     async def run_group(self, task):
+        """A straggler is aborted, and played again with the weights of that time."""
+        while self._clock.random.random() < 0.2:
+            await self._play(task)
+        return await self._play(task)
+
+    async def _play(self, task):
         async def play(index: int) -> Episode:
             turn = Turn("", [task.step, task.index], await self._policy.generate(), "")
             return Episode(str(index), index, [turn], reward=float(self._clock.random.random() < 0.5))

@@ -55,7 +55,7 @@ class ReplayBufferConfig:
     max_policy_age: int = option(
         1, "no token older than this many versions is trained on (0: strictly on-policy)", ge=0
     )
-    take_timeout_s: float = option(600.0, "limit for a step's groups to arrive, in seconds", gt=0, le=LONGEST_S)
+    take_timeout_s: float = option(7200.0, "limit for a step's groups to arrive, in seconds", gt=0, le=LONGEST_S)
 
 
 @dataclass

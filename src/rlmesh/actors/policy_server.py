@@ -61,6 +61,7 @@ class PolicyServer(NeedsSetup):
         self._admission = Admission()
         self._store: WeightStore | None = None
         self._request_ids = itertools.count()
+        self._asked: dict[asyncio.Future, str] = {}  # what `generate` is doing, and for whom
         self._running = 0
         self._busy: list[tuple[float, float]] = []
         self._updating = asyncio.Lock()
@@ -148,12 +149,28 @@ class PolicyServer(NeedsSetup):
         self._limits = Limits(self._engine.model_config.get_vocab_size(), self._max_length)
 
     @concurrent_endpoint
-    async def generate(self, requests: list[GenerateRequest]) -> list[list[Completion]]:
-        """`n` completions for each request; every token that ends a sequence for the model is honoured, and kept."""
+    async def generate(self, requests: list[GenerateRequest], caller: str = "") -> list[list[Completion]]:
+        """`n` completions for each request; every token that ends a sequence for the model is honoured, and kept.
+
+        `abort(caller)` ends what was asked under the same name.
+        """
         for request in requests:
             self._limits.check_request(request)
-        with self._counted():
-            return list(await asyncio.gather(*[self._generate(request) for request in requests]))
+        work = asyncio.gather(*[self._generate(request) for request in requests])
+        self._asked[work] = caller
+        try:
+            with self._counted():
+                return list(await work)
+        except asyncio.CancelledError:
+            raise ActorFailure(f"PolicyServer: what {caller} asked for was aborted") from None
+        finally:
+            del self._asked[work]
+
+    @concurrent_endpoint
+    async def abort(self, caller: str) -> None:
+        """End what `generate` is doing for this caller, who does not wait for it any more."""
+        for work in [work for work, name in self._asked.items() if name == caller]:
+            work.cancel()
 
     async def _generate(self, request: GenerateRequest) -> list[Completion]:
         from vllm import SamplingParams

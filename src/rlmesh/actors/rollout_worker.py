@@ -20,7 +20,7 @@ from rlmesh.rollout.config import RolloutConfig
 from rlmesh.rollout.driver import play
 from rlmesh.rollout.render import Renderer
 from rlmesh.rollout.sampler import GroupSampler
-from rlmesh.rollout.types import Completion, Episode, Group, Task
+from rlmesh.rollout.types import Completion, Episode, GenerateRequest, Group, Task
 from rlmesh.seeds import fan_out
 from rlmesh.tasks import together
 
@@ -82,12 +82,13 @@ class RolloutWorker(NeedsSetup):
 
     @concurrent_endpoint
     async def run_group(self, task: Task) -> tuple[Group, Metrics]:
-        """Play and score the task's episodes, all at the same time."""
+        """Play and score the task's episodes, all at the same time.
+
+        A group that takes longer than `rollout.timeout_s` is aborted, and begun again with the weights of that time.
+        """
         metrics = Metrics()
-        sampler = GroupSampler(self._policy.generate, task, self._config.max_tokens)
         with self._counted("all", task.group_size):
-            playing = [self._episode(task, index, sampler, metrics) for index in range(task.group_size)]
-            group = Group(task, await together(*playing))
+            group = await self._play_in_time(task, metrics)
         started = time.perf_counter()
         with self._counted("scoring", len(group.episodes)):
             rewards = await self._reward.score(group.episodes)
@@ -95,6 +96,33 @@ class RolloutWorker(NeedsSetup):
         for episode, reward in zip(group.episodes, rewards, strict=True):
             episode.reward = reward
         return group, metrics
+
+    async def _play_in_time(self, task: Task, metrics: Metrics) -> Group:
+        limit_s, retries, caller = (
+            self._config.timeout_s,
+            self._config.retries,
+            f"group {task.index} of step {task.step}",
+        )
+        for _ in range(retries + 1):
+            policy = self._policy.sticky()
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await self._play(task, policy, caller, metrics)
+            except TimeoutError:
+                metrics.record("errors/straggler", 1, "sum")
+                await policy.abort(caller)
+        raise ActorFailure(f"{caller} was not played within {limit_s:g} s (rollout.timeout_s; tries: {retries + 1})")
+
+    async def _play(self, task: Task, policy: Service, caller: str, metrics: Metrics) -> Group:
+        async def generate(requests: list[GenerateRequest]) -> list[list[Completion]]:
+            return await policy.generate(requests, caller)
+
+        sampler = GroupSampler(generate, task, self._config.max_tokens)
+        try:
+            playing = [self._episode(task, index, sampler, metrics) for index in range(task.group_size)]
+            return Group(task, await together(*playing))
+        finally:
+            sampler.close()
 
     @concurrent_endpoint
     async def render(self, observations: list[str], answers: list[str]) -> tuple[list[list[int]], list[list[int]]]:

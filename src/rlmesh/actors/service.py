@@ -38,7 +38,8 @@ class Service:
     """A picklable handle: `await service.endpoint(...)` calls one replica, the one with the fewest calls of this handle.
 
     A replica of several procs (a trainer's ranks) gets the call on every proc, and the answer of rank 0 is returned.
-    `await service.each("endpoint", ...)` calls every replica and returns their answers in order.
+    `await service.each("endpoint", ...)` calls every replica and returns their answers in order; `service.sticky()` is for a caller
+    that does better to stay with one.
 
     A call whose replica died goes to another one. Where none is left it waits until `replacing` has put a new one there, and is
     made again; without `replacing` (in a handle that was pickled, too) it fails.
@@ -60,6 +61,7 @@ class Service:
         self._name, self._replicas, self._limit_s, self._replacing = name, list(replicas), limit_s, replacing
         self._pending = [0] * len(replicas)
         self._dead: set[Replica] = set()
+        self._sticks, self._kept = False, None
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_replacing": None, "_pending": [0] * len(self._replicas), "_dead": set()}
@@ -77,6 +79,9 @@ class Service:
                     await self._after(death)
 
         return call
+
+    def __len__(self) -> int:
+        return len(self._replicas)
 
     async def each(self, endpoint: str, *args, **kwargs) -> list[Any]:
         """Call every replica at the same time; the replacement of one that dies is called, too."""
@@ -96,6 +101,15 @@ class Service:
         """A handle to each replica alone."""
         return [self.alone(replica) for replica in self._replicas]
 
+    def sticky(self) -> Service:
+        """A handle whose calls all go to the replica that takes the first one, as long as it lives.
+
+        For a caller whose later calls extend the earlier ones: the turns of an episode find their beginning in the prefix cache.
+        """
+        handle = object.__new__(Service)
+        handle.__dict__ |= self.__dict__ | {"_sticks": True}  # what is known of the replicas is shared
+        return handle
+
     def alone(self, replica: Replica) -> Service:
         """A handle to a replica of this kind, which is not replaced when it dies."""
         return Service(self._name, [replica], self._limit_s)
@@ -109,7 +123,11 @@ class Service:
         """The living replica with the fewest calls; any of them when none is known to live."""
         indices = range(len(self._replicas))
         living = [index for index in indices if self._replicas[index] not in self._dead] or indices
-        return min(living, key=self._pending.__getitem__)
+        kept = [index for index in living if self._replicas[index] is self._kept]
+        index = min(kept or living, key=self._pending.__getitem__)
+        if self._sticks:
+            self._kept = self._replicas[index]
+        return index
 
     async def _after(self, death: ActorDied) -> None:
         """Return when the call can be made again. Raises: the death, when it cannot."""

@@ -28,6 +28,7 @@ from rlmesh.seeds import fan_out
 from rlmesh.tasks import together
 
 if TYPE_CHECKING:
+    from rlmesh.actors.service import Service
     from rlmesh.mesh.actor_mesh import ActorMesh
     from rlmesh.run import Run
 
@@ -61,7 +62,8 @@ async def keep_rolling(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, r
     A step's groups are dispatched once every policy server has version `step - max_policy_age`, a server's version only
     grows, also while a group is played, and the step trains exactly version `step`: that is the whole argument for why
     no token is ever older than `max_policy_age` versions when trained on. None is newer than `step` either: the step
-    has all its groups before it trains, and version `step + 1` is published after that.
+    has all its groups before it trains, and version `step + 1` is published after that. A straggler makes the step wait; its
+    worker aborts it after `rollout.timeout_s` and begins it again, with newer weights at most.
     """
 
     async def roll(step: int, index: int) -> None:
@@ -121,7 +123,7 @@ async def train(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, run: Run
     config = recipe.algorithm
     if mesh.ref_model:
         with run.timed("reference", step, "the reference model"):
-            batch = batch.with_ref_logprobs(await mesh.ref_model.score(batch))
+            batch = batch.with_ref_logprobs(await reference_logprobs(mesh.ref_model, batch))
     if config.correction.kind != "none":
         batch, stats = correct(batch, await mesh.trainer.score(batch), config.correction)
         run.record(step, stats)
@@ -134,6 +136,12 @@ async def train(mesh: ActorMesh, recipe: Recipe, served: ServedVersion, run: Run
     # Only the first minibatch meets the weights that the policy server has; the others' have moved.
     trained, scored = await together(descend(mesh, recipe, run, step, parts), score())
     compare(run, step, parts[0], scored, trained, config.mismatch)
+
+
+async def reference_logprobs(ref_model: Service, batch: Batch) -> np.ndarray:
+    """Of each token, float32 [N]; every replica scores a part of the samples."""
+    parts = np.array_split(np.arange(batch.num_samples), len(ref_model))
+    return np.concatenate(await together(*[ref_model.score(batch.select(part)) for part in parts if len(part)]))
 
 
 async def descend(mesh: ActorMesh, recipe: Recipe, run: Run, step: int, parts: list[Batch]) -> np.ndarray:

@@ -179,9 +179,11 @@ class ActorMesh:
         self.replay_buffer = self._spawn("replay_buffer", ReplayBuffer, recipe.replay_buffer, limit_s=take_limit_s + 10)
         # The groups of a step may all wait for one RewardActor.
         episodes = recipe.rollout.group_size * recipe.rollout.groups_per_step
-        self.reward = self._spawn("reward", RewardActor, recipe.reward, limit_s=recipe.reward.timeout_s * episodes + 10)
+        reward_limit_s = recipe.reward.timeout_s * episodes + 10
+        self.reward = self._spawn("reward", RewardActor, recipe.reward, limit_s=reward_limit_s)
         rollout = (recipe.rollout, recipe.env, model, recipe.model.max_length, self.policy, self.reward)
-        self.rollout = self._spawn("rollout", RolloutWorker, *rollout, limit_s=recipe.rollout.timeout_s)
+        group_limit_s = recipe.rollout.timeout_s * (recipe.rollout.retries + 1) + reward_limit_s + 10
+        self.rollout = self._spawn("rollout", RolloutWorker, *rollout, limit_s=group_limit_s)
         env_limit_s = recipe.env.start_timeout_s + 10
         self._env = self._spawn("env", EnvHost, *(recipe.env, str(self._log_dir.resolve())), limit_s=env_limit_s)
 

@@ -100,7 +100,7 @@ class Replacements:
                 self._listener.on_replaced(actor, time.monotonic() - began)
         except Exception as error:
             self._living.pop(actor, None)
-            self.counts[actor] -= 1  # it was none
+            self.counts -= Counter([actor])  # it was none; never below 0, which `forgive` may have set meanwhile
             log.warning("%s could not be replaced", actor, exc_info=True)
             self._failed(ActorDied(f"{death}; it could not be replaced: {error}", actor, death.spawned))
             return False

@@ -22,6 +22,10 @@ class RolloutConfig:
         choices=("full", "none"),
     )
     timeout_s: float = option(
-        3600.0, "limit for playing and scoring a group, in seconds, with all that it waits for", gt=0, le=LONGEST_S
+        1800.0,
+        "limit for playing a group, in seconds, with all that it waits for; then it is aborted, and begun again with the weights of that time",
+        gt=0,
+        le=LONGEST_S,
     )
+    retries: int = option(2, "times that a group is begun again", ge=0)
     system_prompt: str = option("", "system message of every prompt; empty: none")

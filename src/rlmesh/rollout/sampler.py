@@ -41,3 +41,8 @@ class GroupSampler:
         # An episode that is cancelled must not take the others' samples with it.
         [completions] = await asyncio.shield(self._first_turns[key])
         return completions[index]
+
+    def close(self) -> None:
+        """Nobody waits for what was asked for and has not come."""
+        for asked in self._first_turns.values():
+            asked.cancel()
