@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rlmesh.actors.process_group import join_process_group
 from rlmesh.errors import RecipeError
+from rlmesh.models import forward
 from rlmesh.models.config import TrainerConfig
 from rlmesh.models.learner import Learner
 from rlmesh.models.titan import TitanModel
@@ -66,6 +67,19 @@ def test_gradient_and_metrics_do_not_depend_on_packing_or_micro_batches(untied, 
     assert (gradient(split) - gradient(whole)).norm() < 1e-5 * gradient(whole).norm()
     assert stats.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-6)
     np.testing.assert_allclose(stats.logprobs, expected.logprobs, atol=1e-5)
+
+
+def test_the_vocabulary_is_read_in_pieces_and_nothing_else_changes(untied, monkeypatch):
+    batch, whole, pieces = random_batch(), learner(untied), learner(untied)
+    expected = whole.forward_backward(batch, *GRPO)
+    monkeypatch.setattr(forward, "_MOST_LOGITS", 5 * pieces.titan.vocab_size)
+    sizes, logits = [], pieces.titan.logits
+    monkeypatch.setattr(pieces.titan, "logits", lambda hidden: sizes.append(len(hidden)) or logits(hidden))
+    output = pieces.forward_backward(batch, *GRPO)
+    assert max(sizes) == 5 and sum(sizes) == 2 * batch.num_loss_tokens  # once more in the backward pass
+    np.testing.assert_allclose(output.logprobs, expected.logprobs, atol=1e-6)
+    assert output.metrics == pytest.approx(expected.metrics, abs=1e-6)
+    torch.testing.assert_close(gradient(pieces), gradient(whole), rtol=1e-4, atol=1e-7)
 
 
 def test_accumulated_parts_weigh_by_their_tokens(untied):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rlmesh.actors.process_group import join_process_group
+from rlmesh.models import forward
 from rlmesh.models.config import TinyModelConfig, TrainerConfig
 from rlmesh.models.learner import Learner
 from rlmesh.models.tiny import build_tiny_model
@@ -51,6 +52,15 @@ def test_weights_that_are_loaded_after_scoring_are_the_ones_that_score(model_pat
     other.titan.load_hf(trained.titan.hf_state_dict())
     np.testing.assert_array_equal(other.score(batch), trained.score(batch))
     assert np.abs(other.score(batch) - before).max() > 1e-2
+
+
+def test_the_vocabulary_is_read_in_pieces_here_too(model_path, batch, monkeypatch):
+    whole, pieces = learner(model_path), learner(model_path)
+    expected = whole.forward_backward(batch, *GRPO).metrics, whole.optim_step(lr=1e-2)
+    monkeypatch.setattr(forward, "_MOST_LOGITS", 7 * pieces.titan.vocab_size)
+    found = pieces.forward_backward(batch, *GRPO).metrics, pieces.optim_step(lr=1e-2)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
 
 
 def test_logits_are_float32_whatever_the_forward_pass_is_in(model_path, batch):

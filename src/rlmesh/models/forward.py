@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from rlmesh.models.packing import PackedRows, pack
 from rlmesh.models.titan import TitanModel
 from rlmesh.rollout.batch import Batch
+
+_MOST_LOGITS = 2**26  # at a time; 256 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,37 @@ def _forward(
     tokens, positions = packed.tokens_RL[rows].to(device), packed.positions_RL[rows].to(device)
     hidden_BLD = titan.hidden(tokens, positions, packed.mask(rows).to(device))
     before_M = torch.from_numpy(packed.place_N[index] - 1 - rows.start * packed.row_length).to(device)
+    # A rank without tokens reads one place all the same: its graph must reach every weight.
     hidden_MD = hidden_BLD.flatten(0, 1)[before_M] if len(index) else hidden_BLD[0, :1]
-    log_softmax_MV = torch.log_softmax(titan.logits(hidden_MD) / temperature, dim=-1)
-    with torch.no_grad():
-        entropy_M = -(log_softmax_MV.exp() * log_softmax_MV).sum(-1)[: len(index)]
-    target_M1 = torch.from_numpy(batch.tokens[index]).to(device)[:, None]
-    logprobs_M = log_softmax_MV[: len(index)].gather(1, target_M1)[:, 0]
+    target_M = torch.from_numpy(batch.tokens[index] if len(index) else np.zeros(1, np.int64)).to(device)
+    logprobs_M, entropy_M = _read(titan, hidden_MD, target_M, temperature)
     # The gradient of a sum is as large as what is summed: only where nothing else connects the graph.
-    anchor = log_softmax_MV.new_zeros(()) if len(index) else log_softmax_MV.sum() * 0
-    return TokenLogprobs(index, logprobs_M, entropy_M, anchor)
+    anchor = logprobs_M.new_zeros(()) if len(index) else logprobs_M.sum() * 0
+    return TokenLogprobs(index, logprobs_M[: len(index)], entropy_M[: len(index)], anchor)
+
+
+def _read(titan: TitanModel, hidden_MD: torch.Tensor, target_M: torch.Tensor, temperature: float):
+    """Logprobs of the targets and the distributions' entropy, of some places at a time.
+
+    The logits of all places are more than a model's activations where the vocabulary is large: no more than `_MOST_LOGITS` are kept,
+    and each part's are computed again in the backward pass.
+    """
+
+    def read(hidden: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_softmax = torch.log_softmax(titan.logits(hidden) / temperature, dim=-1)
+        with torch.no_grad():
+            entropy = -(log_softmax.exp() * log_softmax).sum(-1)
+        return log_softmax.gather(1, target[:, None])[:, 0], entropy
+
+    places = max(1, _MOST_LOGITS // titan.vocab_size)
+    if len(target_M) <= places:
+        return read(hidden_MD, target_M)
+    parts = [
+        checkpoint(read, hidden, target, use_reentrant=False)
+        for hidden, target in zip(hidden_MD.split(places), target_M.split(places), strict=True)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
 @torch.no_grad()
