@@ -1,6 +1,7 @@
 """Reward functions as users write them, good and bad."""
 
 import asyncio
+import re
 import time
 
 
@@ -52,3 +53,8 @@ def exits(episode):
 
 async def exits_asynchronously(episode):
     raise SystemExit("no more")
+
+
+def never_lets_go(episode):
+    """Backtracks for years, in C, without ever giving the interpreter to another thread."""
+    return float(bool(re.match(r"(a+)+$", "a" * 60 + "b")))

@@ -172,3 +172,13 @@ def test_what_goes_wrong_while_running_ends_the_run(tmp_path, override, message)
     assert not left
     assert not (tmp_path / "run" / "recipe.yaml").exists()  # it may be tried again under the same name
     assert list((tmp_path / "run" / "logs").iterdir())
+
+
+@pytest.mark.slow
+def test_a_reward_that_never_lets_go_of_the_interpreter_ends_the_run_and_is_named(tmp_path):
+    function = "reward.function=reward_functions.never_lets_go"
+    code, errors, left = run_to_its_end(tmp_path, function, "reward.timeout_s=0.2", "run.max_restarts=0")
+    assert code == 1 and not left
+    assert "reward_0: its process died; its log says why" in errors
+    log = (tmp_path / "run" / "logs" / "reward_0.log").read_text()
+    assert re.search(r"^Timeout .*reward_functions\.py\W+ line \d+ in never_lets_go", log, re.MULTILINE | re.DOTALL)

@@ -16,6 +16,11 @@ def test_the_reference_is_made_from_the_code():
     subprocess.run([sys.executable, "scripts/make_reference.py", "--check"], cwd=ROOT, check=True)
 
 
+def test_every_option_says_what_it_means():
+    rows = re.findall(r"^\| `.*\|(.*)\|$", (ROOT / "docs" / "reference" / "recipe.md").read_text(), re.MULTILINE)
+    assert len(rows) > 80 and all(meaning.strip() for meaning in rows)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):

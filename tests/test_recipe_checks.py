@@ -25,7 +25,7 @@ def problems(tmp_path):
 VALUES = [
     ("run.steps=0", "run.steps: 0 must be at least 1"),
     ("run.seed=-1", "run.seed: -1 must be at least 0"),
-    ("rollout.temperature=0", "rollout.temperature: 0.0 must be above 0"),
+    ("rollout.temperature=0.005", "rollout.temperature: 0.005 must be at least 0.01"),
     ("policy.engine.gpu_memory_utilization=1.5", "policy.engine.gpu_memory_utilization: 1.5 must be at most 1"),
     ("algorithm.clip_low=1", "algorithm.clip_low: 1 must be below 1"),
     ("trainer.optimizer.lr=0", "trainer.optimizer.lr: 0 must be above 0"),

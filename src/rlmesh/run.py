@@ -30,6 +30,7 @@ from rlmesh.rollout.types import Group
 from rlmesh.run_directory import RunDirectory
 from rlmesh.stopping import interruptible, until_stopped
 from rlmesh.tasks import together
+from rlmesh.versions import check_versions
 from rlmesh.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ def run(recipe: Recipe, resume: bool = False) -> None:
     Raises: RLMeshError when the run cannot begin or an actor fails, KeyboardInterrupt after Ctrl-C and after SIGTERM (its
     argument says which); nothing is left running then.
     """
+    check_versions()
     recipe = check_recipe(recipe)
     directory = RunDirectory(Path(recipe.run.dir))
     console, resumed = Console(recipe.metrics.console), None

@@ -52,7 +52,7 @@ async def test_a_lost_episode_is_not_scored(scorer):
     [
         ("reward_functions.returns_none", "returned None for episode 0-0, where a finite number is needed"),
         ("reward_functions.returns_nan", "returned nan for episode 0-0"),
-        ("reward_functions.raises", r"failed on episode 0-0: KeyError: 'total' \(.*reward_functions.py, line 32\)"),
+        ("reward_functions.raises", r"failed on episode 0-0: KeyError: 'total' \(.*reward_functions.py, line 33\)"),
         ("reward_functions.exits", "failed on episode 0-0: SystemExit: no more"),
         ("reward_functions.exits_asynchronously", "failed on episode 0-0: SystemExit: no more"),
     ],

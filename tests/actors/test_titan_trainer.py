@@ -1,13 +1,15 @@
 """TitanTrainer and ReferenceModel in procs of their own, on one rank and on several."""
 
+import asyncio
 import os
 import sys
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from monarch.actor import default_bootstrap_cmd, this_host
 from monarch.spmd import setup_torch_elastic_env_async
 from safetensors.torch import load_file
@@ -16,6 +18,7 @@ from rlmesh.actors.config import ReferenceModelConfig
 from rlmesh.actors.reference_model import ReferenceModel
 from rlmesh.actors.service import Replica, Service
 from rlmesh.actors.titan_trainer import TitanTrainer
+from rlmesh.algorithms.grpo import reference_logprobs
 from rlmesh.errors import ActorFailure
 from rlmesh.models.config import ParallelismConfig, TinyModelConfig, TrainerConfig
 from rlmesh.models.tiny import build_tiny_model
@@ -119,6 +122,24 @@ async def expected(alone, batch, tmp_path_factory):
     return Trained(stats, scores, folder, await train(alone, batch, steps=1))
 
 
+async def test_what_is_published_is_never_from_both_sides_of_a_step(model, batch):
+    store = await WeightStore.start(WeightsConfig())
+    async with trainer(model, store) as service:
+        for version in range(0, 30, 3):
+            await service.publish(version)
+            before = await store.fetch(version)
+            await service.forward_backward(batch, *GRPO)
+            await asyncio.gather(service.publish(version + 1), service.optim_step(lr=0.1))
+            between = await store.fetch(version + 1)
+            await service.publish(version + 2)
+            after = await store.fetch(version + 2)
+            found = {
+                (torch.equal(between[name], before[name]), torch.equal(between[name], after[name])) for name in before
+            }
+            assert found in ({(True, False)}, {(False, True)})
+    await store.stop()
+
+
 @pytest.mark.parametrize("split", ["data_parallel_shard", slow("data_parallel_replicate"), slow("tensor_parallel")])
 async def test_several_ranks_are_one_trainer(split, model, batch, store, alone, expected, tmp_path):
     """Metrics, scores, weights and the saved optimizer do not depend on how ranks share the work."""
@@ -152,6 +173,10 @@ async def test_a_published_version_is_what_the_trainer_was(model, batch, store, 
         np.testing.assert_allclose(await reference.score(batch), published, atol=1e-6)
         with pytest.raises(ActorFailure, match=r"ReferenceModel\[0\]\.load failed: .*version 1 is not"):
             await reference.load(1)
+        [replica] = reference._replicas
+        three = Service("ReferenceModel", [replace(replica) for _ in range(3)], LIMIT_S)
+        shared = await reference_logprobs(three, batch)
+        np.testing.assert_allclose(shared, await reference.score(batch), atol=1e-6)
 
 
 async def test_metrics_are_those_a_run_logs(batch, alone):

@@ -70,8 +70,22 @@ def test_correcting_weighs_the_advantages_and_moves_the_ratios_denominator():
     assert corrected.advantages[1::2] == pytest.approx([0.4, 1, 2])
     np.testing.assert_array_equal(corrected.old_logprobs, trained)
     np.testing.assert_array_equal(corrected.logprobs, batch.logprobs)
-    assert metrics == pytest.approx({"correction/weight": 3.4 / 3, "correction/bounded": 1 / 3})
+    assert metrics == pytest.approx(
+        {
+            "correction/weight": 3.4 / 3,
+            "correction/bounded": 1 / 3,
+            "correction/log_weight_max": np.log(2.5),
+            "correction/log_weight_min": np.log(0.4),
+        }
+    )
     assert correct(batch, trained, config("mask", "token", 2.0))[1]["correction/bounded"] == pytest.approx(2 / 3)
+
+
+def test_the_weights_of_sequences_are_told_before_they_are_bounded():
+    batch, trained, _ = sequences(length=3)
+    metrics = correct(batch, trained, config("mask", "sequence", 2.0))[1]
+    assert metrics["correction/log_weight_max"] == pytest.approx(3 * np.log(2.5), rel=1e-5)
+    assert metrics["correction/log_weight_min"] == pytest.approx(3 * np.log(0.4), rel=1e-5)
 
 
 def test_a_ratio_too_large_for_a_number_is_bounded():

@@ -41,7 +41,7 @@ class Trainer:
     def __init__(self, clock: Clock, version: int):
         self._clock, self.version = clock, version
         self._steady = asyncio.Lock()  # as TitanTrainer's: an optimizer step waits for the copy
-        self.trained = []  # (version, batch)
+        self.trained, self.probed = [], {}  # (version, batch), and for each published version whether it had a probe
 
     async def forward_backward(self, batch, loss, coefficients):
         self.trained.append((self.version, batch))
@@ -58,13 +58,14 @@ class Trainer:
         async with self._steady:
             await self._clock.wait()
             assert version == self.version
+        self.probed[version] = probe
 
 
 class Policy:
     """Replicas that take new weights one by one, while they serve."""
 
-    def __init__(self, clock: Clock):
-        self._clock, self._versions = clock, [-1] * REPLICAS
+    def __init__(self, clock: Clock, refused: int | None):
+        self._clock, self._refused, self.versions = clock, refused, [-1] * REPLICAS
 
     async def each(self, endpoint, version):
         assert endpoint == "fetch"
@@ -72,8 +73,10 @@ class Policy:
 
     async def _fetch(self, replica, version):
         await self._clock.wait()
-        assert version > self._versions[replica]
-        self._versions[replica] = version
+        if version == self._refused:
+            raise ActorFailure(f"version {version} is refused")
+        assert version > self.versions[replica]
+        self.versions[replica] = version
         return {"paused_s": 0.0}
 
     async def generate(self) -> Completion:
@@ -81,7 +84,7 @@ class Policy:
         replica, versions = self._clock.random.randrange(REPLICAS), []
         for _ in range(self._clock.random.randint(1, 4)):
             await self._clock.wait()
-            versions.append(self._versions[replica])
+            versions.append(self.versions[replica])
         return Completion([0] * len(versions), [-1.0] * len(versions), "stop", versions)
 
 
@@ -106,7 +109,7 @@ class Rollout:
 
 
 class Bookkeeping:
-    """What the loop needs of a Run; now and then a step waits for its version, as for an evaluation."""
+    """What the loop needs of a Run; now and then a step waits for its version, as for an evaluation. Nobody waits for the last one."""
 
     checkpoint = None
 
@@ -124,24 +127,35 @@ class Bookkeeping:
             if self._clock.random.random() < 0.2:
                 await served(step)
             yield step
-        await served(self._steps)
 
     async def finish(self, step, groups):
         await self._clock.wait()
 
 
-async def simulate(random, *, stragglers=0.0, first=0, steps=8, groups=2, replacements=0, admitted_age, max_policy_age):
-    """The real loop and the real queue with everything around them simulated; returns what each step trained on.
+async def simulate(
+    random,
+    *,
+    stragglers=0.0,
+    first=0,
+    steps=8,
+    groups=2,
+    replacements=0,
+    verify_every=1,
+    refused=None,
+    admitted_age=1,
+    max_policy_age=1,
+):
+    """The real loop and the real queue with everything around them simulated; returns the mesh at the end.
 
     `admitted_age` is the bound that the loop dispatches by, `max_policy_age` the one that the queue checks.
     """
     recipe = Recipe()
     recipe.run.steps, recipe.rollout.groups_per_step = steps, groups
     recipe.replay_buffer.max_policy_age = admitted_age
-    recipe.algorithm.replacements = replacements
+    recipe.algorithm.replacements, recipe.weights.verify_every = replacements, verify_every
     recipe.algorithm.mismatch.sequences = 0  # the policy has no logprobs to compare
     clock = Clock(random, stragglers)
-    trainer, policy = Trainer(clock, first), Policy(clock)
+    trainer, policy = Trainer(clock, first), Policy(clock, refused)
     mesh = SimpleNamespace(
         trainer=trainer,
         policy=policy,
@@ -152,7 +166,7 @@ async def simulate(random, *, stragglers=0.0, first=0, steps=8, groups=2, replac
     )
     async with asyncio.timeout(30):  # a deadlock fails instead of hanging
         await grpo(mesh, recipe, Bookkeeping(clock, first, steps))
-    return trainer.trained
+    return mesh
 
 
 @settings(max_examples=2500, deadline=None, derandomize=True)
@@ -169,7 +183,9 @@ def test_every_step_trains_on_its_own_groups_and_on_no_token_outside_the_bound(
     random, stragglers, first, steps, groups, replacements, age
 ):
     options = dict(stragglers=stragglers, first=first, steps=first + steps, groups=groups, replacements=replacements)
-    trained = asyncio.run(simulate(random, **options, admitted_age=age, max_policy_age=age))
+    mesh = asyncio.run(simulate(random, **options, admitted_age=age, max_policy_age=age))
+    trained = mesh.trainer.trained
+    assert mesh.policy.versions == [first + steps] * REPLICAS  # the last weights too
     assert [version for version, _ in trained] == list(range(first, first + steps))
     for step, batch in trained:
         prompts = [tuple(batch.tokens[start : start + 2]) for start in batch.offsets[:-1]]
@@ -182,7 +198,8 @@ def test_the_schedules_reach_the_bound_and_change_weights_under_running_episodes
     """Else they would not show much."""
     ages, changed = set(), 0
     for seed in range(50):
-        for step, batch in asyncio.run(simulate(Random(seed), stragglers=0.02, admitted_age=3, max_policy_age=3)):
+        mesh = asyncio.run(simulate(Random(seed), stragglers=0.02, admitted_age=3, max_policy_age=3))
+        for step, batch in mesh.trainer.trained:
             versions = batch.versions[batch.loss_mask]
             ages |= set(step - versions)
             changed += sum(np.ptp(batch.versions[start + 2 : end]) > 0 for start, end in pairwise(batch.offsets))
@@ -192,3 +209,15 @@ def test_the_schedules_reach_the_bound_and_change_weights_under_running_episodes
 def test_without_the_limit_on_admission_stale_groups_come_and_are_refused():
     with pytest.raises(ActorFailure, match="version 2 trains on groups of at most 1 versions before it"):
         asyncio.run(simulate(Random(0), admitted_age=8, max_policy_age=1))
+
+
+@pytest.mark.parametrize("version", [0, 2, 8])
+def test_weights_that_are_refused_end_the_run(version):
+    with pytest.raises(ActorFailure, match=f"version {version} is refused"):
+        asyncio.run(simulate(Random(0), refused=version))
+
+
+@pytest.mark.parametrize("every, probed", [(0, []), (1, [*range(9)]), (3, [0, 3, 6])])
+def test_every_nth_version_is_verified(every, probed):
+    mesh = asyncio.run(simulate(Random(0), verify_every=every))
+    assert [version for version, probe in mesh.trainer.probed.items() if probe] == probed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import functools
 import inspect
 import math
@@ -23,13 +24,19 @@ from rlmesh.imports import described, import_path
 from rlmesh.rollout.types import Episode
 from rlmesh.tasks import together
 
+_GRACE_S, _BEAT_S = 10.0, 1.0
+_STDERR = 2
+
 
 class RewardActor(NeedsSetup):
     """Calls `config.function(episode, **config.args) -> float` on each episode, in a process of its own.
 
     Invariant: a reward is a finite number or the run ends; a function that fails, returns nothing or is too slow is never
-    mistaken for a reward of 0. Episodes whose environment failed, or in
-    which nothing was played, are not scored at all: their reward is None.
+    mistaken for a reward of 0. Episodes whose environment failed, or in which nothing was played, are not scored at all: their
+    reward is None.
+
+    A function that keeps the interpreter to itself (a regular expression that does not end) leaves nobody to notice the limit: then
+    the process ends some seconds after it, with every thread's stack in its log.
 
     >>> reward = proc_mesh.spawn("reward", RewardActor, RewardConfig())   # doctest: +SKIP
     >>> await reward.setup.call_one()
@@ -58,9 +65,16 @@ class RewardActor(NeedsSetup):
                 f"{self._name}: importing it took longer than {limit_s:g} s (reward.start_timeout_s)"
             ) from None
         self._function = functools.partial(function, **self._config.args)
+        self._beating = asyncio.create_task(self._beat())
         if inspect.iscoroutinefunction(function):
             self._loop = asyncio.new_event_loop()
             self._thread.submit(self._loop.run_forever)
+
+    async def _beat(self) -> None:
+        """Put off the end of this process again and again; its clock is one of C's and needs no interpreter."""
+        while True:
+            faulthandler.dump_traceback_later(self._config.timeout_s + _GRACE_S, exit=True, file=_STDERR)
+            await asyncio.sleep(_BEAT_S)
 
     @concurrent_endpoint
     async def score(self, episodes: list[Episode]) -> list[float | None]:

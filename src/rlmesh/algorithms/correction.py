@@ -18,15 +18,21 @@ from rlmesh.algorithms.config import CorrectionConfig
 from rlmesh.rollout.batch import Batch
 
 
-def importance_weights(batch: Batch, trained_logprobs: np.ndarray, config: CorrectionConfig) -> np.ndarray:
-    """The bounded weight of each token, float64 [N]; 0 outside the loss mask.
+def log_weights(batch: Batch, trained_logprobs: np.ndarray, level: str) -> np.ndarray:
+    """The logarithm of each token's weight before it is bounded, float64 [N].
 
-    By token: its own ratio. By sequence: the product of the ratios of its sample, the same for each of its tokens.
+    By token: its own ratio; 0 outside the loss mask. By sequence: the product of the ratios of its sample, for each of its tokens.
     """
     log_ratio = np.where(batch.loss_mask, trained_logprobs.astype(np.float64) - batch.logprobs, 0.0)
-    if config.level == "sequence":
+    if level == "sequence":
         log_ratio = np.repeat(np.add.reduceat(log_ratio, batch.offsets[:-1]), np.diff(batch.offsets))
-    weights = np.exp(np.minimum(log_ratio, 2 * np.log(config.limit)))  # beyond the limit its size does not matter
+    return log_ratio
+
+
+def importance_weights(batch: Batch, trained_logprobs: np.ndarray, config: CorrectionConfig) -> np.ndarray:
+    """The bounded weight of each token, float64 [N]; 0 outside the loss mask."""
+    logs = log_weights(batch, trained_logprobs, config.level)
+    weights = np.exp(np.minimum(logs, 2 * np.log(config.limit)))  # beyond the limit its size does not matter
     if config.kind == "truncate":
         weights = np.minimum(weights, config.limit)
     else:
@@ -43,7 +49,13 @@ def correct(batch: Batch, trained_logprobs: np.ndarray, config: CorrectionConfig
     weights = importance_weights(batch, trained_logprobs, config)
     inside = weights[batch.loss_mask]
     bounded = (inside == 0) if config.kind == "mask" else (inside == config.limit)
-    metrics = {"correction/weight": float(inside.mean()), "correction/bounded": float(bounded.mean())}
+    raw = log_weights(batch, trained_logprobs, config.level)[batch.loss_mask]
+    metrics = {
+        "correction/weight": float(inside.mean()),
+        "correction/bounded": float(bounded.mean()),
+        "correction/log_weight_max": float(raw.max()),  # before the bound, as logarithms: a long sequence's overflows
+        "correction/log_weight_min": float(raw.min()),
+    }
     corrected = replace(
         batch, advantages=(batch.advantages * weights).astype(np.float32), old_logprobs=trained_logprobs
     )

@@ -15,7 +15,11 @@ class RolloutConfig:
     group_size: int = option(8, "episodes that share a task (for BlackJack: the visible deal)", ge=1)
     max_turns: int = option(8, "turns after which an episode is cut", ge=1)
     max_tokens: int = option(4, "tokens that one turn may sample", ge=1)
-    temperature: float = option(1.0, "sampling temperature; training uses the same distribution", gt=0)
+    temperature: float = option(
+        1.0,
+        "sampling temperature; training uses the same distribution (vLLM would silently take 0.01 for less)",
+        ge=0.01,
+    )
     history: str = option(
         "full",
         "what a turn's prompt holds: `full` (all turns before it) or `none` (the latest observation only)",
